@@ -1,0 +1,1 @@
+"""Ring all-reduce over MPI: schedules as data, proven, priced, drawn and run."""

@@ -1,0 +1,1 @@
+"""HOW a schedule happens: arrays, arithmetic, transports, and the executor."""
