@@ -114,8 +114,8 @@ $(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
 	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || \
 	  { echo 'make: $(PYTHON) cannot make environments; on Debian or Ubuntu: apt-get install python3-venv'; exit 2; }
 	@[ -x $(@D)/bin/pip ] || { rm -rf $(@D); $(PYTHON) -m venv $(@D); }
-	$(@D)/bin/pip install --quiet --editable '.[$(mpi),$(extras)]'
-	@$(call open-mpi-for-everybody,$(@D))
+	$(@D)/bin/pip install -qq --editable '.[$(mpi),$(extras)]'
+	$(call open-mpi-for-everybody,$(@D))
 	@touch $@
 
 # Open MPI refuses more ranks than cores, and root; both are normal on a laptop and in a container.
@@ -123,17 +123,14 @@ $(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
 # option, so that for root `mpirun` becomes a script that says it and goes on to the same program,
 # which the wheel has as `mpiexec` too.
 define open-mpi-for-everybody
-if [ -e $(1)/etc/prte-mca-params.conf ]; then
+	@[ ! -e $(1)/etc/prte-mca-params.conf ] || \
   echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf
-  if [ "$$(id -u)" = 0 ]; then
-    rm -f $(1)/bin/mpirun
-    printf '%s\n' '#!/bin/sh' \
-      '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
-      'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
-      'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun
-    chmod +x $(1)/bin/mpirun
-  fi
-fi
+	@[ ! -e $(1)/bin/ompirun_wrapper ] || [ "$$(id -u)" != 0 ] || { rm -f $(1)/bin/mpirun; \
+  printf '%s\n' '#!/bin/sh' \
+    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
+    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
+    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
+  chmod +x $(1)/bin/mpirun; }
 endef
 
 .PHONY: .gpu-is-there
