@@ -82,8 +82,10 @@ class Operation(Generic[T]):
 
     @property
     def failed_alone(self) -> bool:
-        """Whether it failed after the ranks had agreed to go on, so that the others do not know."""
-        return self._error is not None and not self.position.is_opening
+        """Whether it failed without the other ranks: interrupted, or after they had agreed to go on."""
+        if self._error is None:
+            return False
+        return not (isinstance(self._error, Exception) and self.position.is_opening)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Keep the outcome and let go of everything else."""
