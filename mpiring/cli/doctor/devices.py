@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from .finding import NOTE, OK, Finding, as_ranges
+from .finding import NOTE, OK, Finding, name_ranks
 
 # Type numbers of MPIX_GPU_query_support: mpi.h of MPICH.
 MPIX_GPU_SUPPORT_CUDA = 0
@@ -63,7 +63,7 @@ def judge_gpus(gpus: Mapping[int, Sequence[str]], hosts: Mapping[int, str]) -> F
             "ranks without a GPU cannot take part with device arrays: ask the scheduler for one on"
             " each host, or pass the device into the container (docker run --gpus all)"
         )
-        found += f"; none seen by rank {as_ranges(without)}"
+        found += f"; none seen by {name_ranks(without)}"
         return Finding(name, NOTE, found, how, advice)
     return Finding(name, OK, found, how)
 

@@ -53,6 +53,16 @@ def as_ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
 
 
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks by number.
+
+    >>> name_ranks([3]), name_ranks([0, 1, 2])
+    ('rank 3', 'ranks 0-2')
+    """
+    text = as_ranges(ranks)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
 def count(number: int, noun: str) -> str:
     """A number and its noun.
 

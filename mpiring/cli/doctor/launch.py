@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count
+from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 from .library import Library, own_launcher, same_wire
 
 
@@ -234,7 +234,8 @@ def advise(launcher: Launcher | None, library: Library) -> str:
         return f"{launcher.name}{started} cannot start {library.name}: use {use}"
     return (
         "see that all ranks run this same program, and that launcher and library come from one"
-        f" installation: use {use}.  Several hosts: the same path on each, no firewall between them"
+        f" installation: use {use}.  Several hosts: the same path on each, no firewall between"
+        " them.  Containers: one for all ranks of a host, or --ipc=host"
     )
 
 
@@ -254,7 +255,7 @@ def judge_ranks(hosts: Mapping[int, str], size: int) -> Finding:
     )
     silent = sorted(set(range(size)) - set(hosts))
     if silent:
-        found = f"no answer from {as_ranges(silent)}.  Of {found}"
+        found = f"no answer from {name_ranks(silent)}.  Of {found}"
         advice = (
             "these ranks passed MPI_Init and then sent nothing: look whether they run this program,"
             " are stopped, or sit behind a network that lets nothing through (several interfaces,"

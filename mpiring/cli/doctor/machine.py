@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count
+from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 
 MIB = 1 << 20
 DOCKER_SHM = 64 * MIB  # the size of /dev/shm in a container that was not told otherwise
@@ -165,7 +165,9 @@ def judge_shared_memory(
     found = f"{SHM} on {host}: {memory.total // MIB} MiB, {memory.free // MIB} MiB free"
     found += f" (the least of {count(len(known), 'host')})" if len(known) > 1 else ""
     if groups:
-        how += "; MPI_Comm_split_type(SHARED); a file made by one rank and read by the others"
+        how += "; MPI_Comm_split_type(SHARED)"
+        if max(map(len, groups)) > 1:
+            how += "; a file made by one rank and read by the others"
         together = " | ".join(as_ranges(group) for group in groups)
         found += f"; ranks that share a node: {together}"
     if unseen:
@@ -173,7 +175,7 @@ def judge_shared_memory(
             "these ranks run in containers of their own, each with a private /dev/shm: start the"
             " containers with --ipc=host, or one container for all ranks of a host"
         )
-        found += f"; ranks {as_ranges(unseen)} do not see the others' files there"
+        found += f"; files made there by the others are not seen by {name_ranks(unseen)}"
         return Finding(name, NOTE, found, how, advice)
     if len(groups) > len(known):
         advice = (
@@ -238,9 +240,7 @@ def judge_peer_memory(
         found = f"may be read by {PTRACE_SCOPES[known]}; not tried, as there is no other rank"
     if refused:
         error = refused[min(refused)]
-        found = (
-            f"ranks {as_ranges(refused)} cannot read their neighbour's memory: {error}"
-        )
+        found = f"a neighbour's memory cannot be read by {name_ranks(refused)}: {error}"
     if not refused and (tries or known == 0):
         return Finding(name, OK, found, how)
     advice = (
