@@ -178,6 +178,14 @@ class Schedule:
         """The rank that owns ``segment``: the inverse of :meth:`owned`."""
         return (segment - self.offset) % self.size
 
+    def results(self, rank: int) -> Sequence[int]:
+        """The segments whose result the collective's postcondition wants on ``rank``."""
+        if self.collective == "reduce_scatter":
+            return (self.owned(rank),)
+        if self.collective == "reduce" and rank != self.root:
+            return ()
+        return range(self.segments)
+
     @property
     def digest(self) -> str:
         """A fingerprint of all steps: equal schedules have equal digests, on every machine."""

