@@ -86,7 +86,10 @@ class Ring:
         )
         self._closed = False
         self._call(
-            "Ring", lambda position: self._collectives.open(call), False, timeout
+            "Ring",
+            lambda position: self._collectives.open(call, always=True),
+            False,
+            timeout,
         )
         if self.size > 1:
             mpi.install_excepthook()
