@@ -6,8 +6,8 @@ Every rank runs pytest on the same files, so a test function here is an SPMD pro
   goes on.  A failure on one rank is a failure on all, with that rank named; nobody runs ahead.
 - Nothing hangs.  A test that is still running after its limit (60 s, or
   ``@pytest.mark.limit(seconds)``) ends the job, with what each rank was doing.  If a rank has
-  failed and the others do not come to the verdict within 10 s, they are waiting for it inside the test: it
-  tells its failure and ends the job.
+  failed and the others do not come to the verdict within 10 s, they are waiting for it inside the
+  test: it tells its failure and ends the job.
 - ``@pytest.mark.ranks(2, 3)`` says for which sizes a test is; with another one it is deselected.
 - Only rank 0 reports.  The ranks must collect the same tests, or the job ends.
 - Hypothesis draws the same examples on all ranks.  In a ``@given`` test, put what may fail on some
