@@ -7,7 +7,6 @@ Semantics only: names, defaults, deadlines, life and death.  What a collective d
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -20,7 +19,7 @@ from .wire import communicators, mpi
 from .wire.agree import Opening
 from .wire.collectives import Call, Collectives
 from .wire.execute import Position
-from .wire.operations import Operations, Work
+from .wire.operations import Operations, Work, yield_core
 from .wire.transport import Program
 
 
@@ -87,7 +86,10 @@ class Ring:
         )
         self._closed = False
         self._call(
-            "Ring", lambda position: self._collectives.open(call), False, timeout
+            "Ring",
+            lambda position: self._collectives.open(call, always=True),
+            False,
+            timeout,
         )
         if self.size > 1:
             mpi.install_excepthook()
@@ -322,4 +324,4 @@ def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
             raise RingTimeout(
                 f"Ring: the deadline passed while {what}: not every rank makes a ring"
             )
-        os.sched_yield()
+        yield_core()

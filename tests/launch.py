@@ -136,6 +136,8 @@ def job_environment(
 ) -> dict[str, str]:
     """This process's environment with what ``mpi`` needs, and ``extra``."""
     merged: dict[str, str | None] = {**ENVIRONMENT, **os.environ}
+    # Unbuffered, a line and its end are two writes, between which another rank's line may come.
+    merged["PYTHONUNBUFFERED"] = None
     # Intel's mpirun is a script that looks for its parts on PATH.
     merged["PATH"] = f"{mpi.mpirun.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     merged.update(extra or {})

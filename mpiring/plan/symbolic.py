@@ -15,6 +15,9 @@ Why one run is enough
     values.  The run below lets a send complete only when its receive has been posted (a *rendezvous*),
     which is the hardest case: eager sends can only complete earlier.  Hence: no deadlock here, no
     deadlock anywhere.
+
+    Confluence also leaves open who goes next, so a :class:`Ready` may choose it: a stack where only the
+    values matter, a clock (:mod:`mpiring.plan.cost`) where the times do.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..errors import DeadlockError, ScheduleError
 from .schedules import Action, Form, Receive, Schedule, Send, Step
@@ -30,6 +33,26 @@ from .schedules import Action, Form, Receive, Schedule, Send, Step
 Value = tuple[Any, ...]
 Cells = list[list["Value | None"]]
 Observer = Callable[[int, int, Step, "list[Value | None]"], None]
+
+
+class Ready(Protocol):
+    """The ranks that can go on: a list, or anything else that hands them out in an order of its own."""
+
+    def append(self, rank: int, /) -> None:
+        """All transfers of the rank's step have matched (or it has not begun)."""
+
+    def pop(self) -> int:
+        """The rank that completes its step and posts its next one now."""
+
+    def __len__(self) -> int: ...
+
+
+class Clock(Ready, Protocol):
+    """A :class:`Ready` that is told of the messages, too, as they match."""
+
+    def moved(self, source: int, dest: int, send: Send, receive: Receive) -> None:
+        """Both halves of a message are posted."""
+
 
 _CONTRIBUTION, _PARTIAL, _RESULT = Form.CONTRIBUTION, Form.PARTIAL, Form.RESULT
 _STORE, _REDUCE = Action.STORE, Action.REDUCE
@@ -58,6 +81,7 @@ def run(
     schedule: Schedule,
     observe: Observer | None = None,
     lengths: list[int] | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Cells, list[int], list[int], list[int]]:
     """Execute the schedule on symbols.
 
@@ -65,6 +89,7 @@ def run(
         schedule: what to run.
         observe: called as ``observe(rank, index, step, cells_of_rank)`` after each step of each rank.
         lengths: elements in each segment; one each if None.
+        clock: decides who goes next, and hears of each message; a stack if None.
 
     Returns:
         ``cells[rank][segment]`` at the end, and for each rank the number of exchanges and the elements
@@ -74,7 +99,7 @@ def run(
         ScheduleError: naming rank, step, segment and what is missing or double.
         DeadlockError: with the cycle of ranks that wait for each other.
     """
-    machine = _Machine(schedule, observe, lengths or [1] * schedule.segments)
+    machine = _Machine(schedule, observe, lengths or [1] * schedule.segments, clock)
     collecting = gc.isenabled()
     gc.disable()  # millions of tuples and no cycle among them: the collector would only walk them
     try:
@@ -162,12 +187,17 @@ class _Machine:
     """All ranks' programs, and the messages that wait for their other half."""
 
     def __init__(
-        self, schedule: Schedule, observe: Observer | None, lengths: list[int]
+        self,
+        schedule: Schedule,
+        observe: Observer | None,
+        lengths: list[int],
+        clock: Clock | None,
     ) -> None:
         size = schedule.size
         self.schedule = schedule
         self.size = size
         self.observe = observe
+        self.clock = clock
         self.lengths = lengths
         self.full = (1 << size) - 1
         self.cells = initial(schedule)
@@ -189,7 +219,9 @@ class _Machine:
         self.received = [0] * size
 
     def run(self) -> None:
-        ready = list(range(self.size - 1, -1, -1))
+        ready: Ready = [] if self.clock is None else self.clock
+        for rank in reversed(range(self.size)):
+            ready.append(rank)
         while ready:
             rank = ready.pop()
             if self.current[rank] is not None:
@@ -204,7 +236,7 @@ class _Machine:
         if waiting:
             self._explain_stop(waiting)
 
-    def _post(self, rank: int, step: Step, ready: list[int]) -> None:
+    def _post(self, rank: int, step: Step, ready: Ready) -> None:
         """Post a step's receives and sends; ranks whose step is thereby complete become ready."""
         sends, receives, _ = step
         size, pending = self.size, self.pending
@@ -255,7 +287,7 @@ class _Machine:
         dest: int,
         receive: Receive,
         place: int,
-        ready: list[int],
+        ready: Ready,
     ) -> None:
         if send.segment != receive.segment or send.form is not receive.form:
             self._refuse(
@@ -264,6 +296,8 @@ class _Machine:
                 f"but rank {source}'s matching send (its step {self.index[source]}) is of segment "
                 f"{send.segment} as a {send.form.value}",
             )
+        if self.clock is not None:
+            self.clock.moved(source, dest, send, receive)
         length = self.lengths[send.segment]
         self.sent[source] += length
         self.received[dest] += length

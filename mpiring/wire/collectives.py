@@ -192,6 +192,7 @@ class Collectives:
                     f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
                     f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
                 )
+        position.phase = "taking memory for the result"
         width = source.array.size // length if length else _product(trailing)
         target = _output(source, out, (total, *trailing))
         flat_out = target.flat

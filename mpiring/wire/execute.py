@@ -38,6 +38,11 @@ class Position:
         self.step: int | None = None
         self.segment: int | None = None
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether the ranks have not agreed yet: an error until then is an error on all of them."""
+        return self.phase == "opening exchange"
+
     def __str__(self) -> str:
         if self.step is None:
             return self.phase

@@ -18,6 +18,7 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ..errors import RingError, RingTimeout
@@ -34,6 +35,8 @@ GRACE_SECONDS = (
 _SPINS = 200  # tests before a waiting rank yields its core
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
+
+yield_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 _abandoned: list[Any] = (
     []
@@ -71,6 +74,18 @@ class Operation(Generic[T]):
             self.finish(stop.value, None)
         except Exception as error:
             self.finish(None, error)
+        except (
+            BaseException
+        ) as error:  # an interrupt: the program is gone in the middle of its work
+            self.finish(None, error)
+            raise
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed without the other ranks: interrupted, or after they had agreed to go on."""
+        if self._error is None:
+            return False
+        return not (isinstance(self._error, Exception) and self.position.is_opening)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Keep the outcome and let go of everything else."""
@@ -135,10 +150,17 @@ class Operations:
         """Advance as far as possible without waiting."""
         while self._queue:
             operation = self._queue[0]
-            operation.advance()
+            try:
+                operation.advance()
+            finally:
+                if operation.failed_alone:
+                    self._break(
+                        f"{operation.name} failed on rank {self._transport.rank} alone"
+                    )
             if not operation.done:
                 return
-            self._queue.popleft()
+            if self._queue:
+                self._queue.popleft()
 
     def poll(self, operation: Operation[Any]) -> bool:
         """Whether an operation is done, after advancing what can be; raises if its time is over."""
@@ -182,7 +204,7 @@ class Operations:
                     if spins % 32 == 0:
                         self._answer(operation)
                 else:
-                    os.sched_yield()
+                    yield_core()
         return operation.outcome()
 
     def _refuse_if_broken(self, name: str) -> None:
