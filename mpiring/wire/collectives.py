@@ -449,7 +449,7 @@ def _checked_output(source: _Operand, out: Any) -> Array:
         raise ValueError(
             "out is read-only or its elements share memory; pass a writeable array"
         )
-    return out
+    return source.kind.as_array(out)
 
 
 def _output(source: _Operand, out: Any, shape: tuple[int, ...]) -> _Target:
