@@ -60,7 +60,7 @@ def checked_output(source: Operand, out: Any) -> Array:
         raise ValueError(
             "out is read-only or its elements share memory; pass a writeable array"
         )
-    return out
+    return source.kind.as_array(out)
 
 
 def output(source: Operand, out: Any, shape: tuple[int, ...]) -> Target:
