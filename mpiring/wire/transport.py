@@ -29,7 +29,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 from ..plan.segments import pieces
@@ -64,6 +64,47 @@ def wait(request: Request) -> Program[None]:
     """Wait for a request, as a part of a program."""
     while not request.test():
         yield request
+
+
+class AnyOf(Request):
+    """Requests of several programs that go on when one of them is complete."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.verb, self.peer = requests[0].verb, requests[0].peer
+
+    def test(self) -> bool:
+        return any(request.test() for request in self.requests)
+
+    def __str__(self) -> str:
+        return " or to ".join(dict.fromkeys(map(str, self.requests)))
+
+
+def together(programs: Sequence[Program[T]]) -> Program[list[T]]:
+    """Run several programs of one rank side by side, and give their results in order.
+
+    If some raise, the others still run to their end, so that no rank waits for them; the first error is
+    raised then.
+    """
+    results: dict[int, T] = {}
+    failures: list[Exception] = []
+    alive = dict(enumerate(programs))
+    while alive:
+        waiting: list[Request] = []
+        for place, program in list(alive.items()):
+            try:
+                waiting.append(next(program))
+            except StopIteration as stop:
+                results[place] = stop.value
+                del alive[place]
+            except Exception as error:
+                failures.append(error)
+                del alive[place]
+        if waiting:
+            yield AnyOf(waiting) if len(waiting) > 1 else waiting[0]
+    if failures:
+        raise failures[0]
+    return [results[place] for place in range(len(programs))]
 
 
 class Transport(ABC):
