@@ -8,6 +8,7 @@ Standard library only.
 """
 
 from ..errors import DeadlockError, ScheduleError
+from .catalog import ALGORITHMS, algorithms, schedule
 from .cost import (
     Bound,
     ClosedForm,
@@ -22,8 +23,8 @@ from .cost import (
 )
 from .draw import svg, table
 from .frames import Frame, Message, frames
+from .rooted import chain_broadcast, chain_reduce, star_broadcast, star_reduce
 from .schedules import (
-    ALGORITHMS,
     COLLECTIVES,
     Action,
     Form,
@@ -38,7 +39,6 @@ from .schedules import (
     ring_allgather,
     ring_allreduce,
     ring_reduce_scatter,
-    schedule,
 )
 from .segments import Segment, Segments
 from .verify import Proof, verify
@@ -64,8 +64,11 @@ __all__ = [
     "Send",
     "Step",
     "algbw",
+    "algorithms",
     "bus_factor",
     "busbw",
+    "chain_broadcast",
+    "chain_reduce",
     "closed_form",
     "direct_allgather",
     "direct_allreduce",
@@ -78,6 +81,8 @@ __all__ = [
     "ring_allreduce",
     "ring_reduce_scatter",
     "schedule",
+    "star_broadcast",
+    "star_reduce",
     "svg",
     "table",
     "verify",

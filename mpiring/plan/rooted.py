@@ -36,11 +36,21 @@ def chain_broadcast(size: int, root: int = 0, segments: int = 1) -> Schedule:
     def steps(rank: int) -> Iterator[Step]:
         left, right = neighbours(rank, size)
         place = (rank - root) % size
-        behind = 1 if place else 0  # turns between receiving a segment and passing it on
+        behind = (
+            1 if place else 0
+        )  # turns between receiving a segment and passing it on
         for i in range(segments + behind):
             yield Step(
-                _sends(right, i - behind, segments, Form.RESULT) if place < size - 1 else (),
-                _receives(left, i, segments, Action.STORE, Form.RESULT) if place else (),
+                (
+                    _sends(right, i - behind, segments, Form.RESULT)
+                    if place < size - 1
+                    else ()
+                ),
+                (
+                    _receives(left, i, segments, Action.STORE, Form.RESULT)
+                    if place
+                    else ()
+                ),
             )
 
     return Schedule("broadcast", "chain", size, steps, None, 0, root, segments)
@@ -64,7 +74,11 @@ def chain_reduce(size: int, root: int = 0, segments: int = 1) -> Schedule:
         for i in range(segments + behind):
             yield Step(
                 () if is_root else _sends(right, i - behind, segments, Form.PARTIAL),
-                _receives(left, i, segments, Action.REDUCE, Form.PARTIAL) if place else (),
+                (
+                    _receives(left, i, segments, Action.REDUCE, Form.PARTIAL)
+                    if place
+                    else ()
+                ),
                 (i,) if is_root else (),
             )
 
@@ -85,7 +99,9 @@ def star_broadcast(size: int, root: int = 0, segments: int = 1) -> Schedule:
     return Schedule("broadcast", "star", size, steps, None, 0, root, segments)
 
 
-def star_reduce(size: int, root: int = 0, segments: int = 1, order: str = "ring") -> Schedule:
+def star_reduce(
+    size: int, root: int = 0, segments: int = 1, order: str = "ring"
+) -> Schedule:
     """The ranks' buffers straight to the root, which combines them.
 
     The root needs room for ``size - 1`` segments.
@@ -108,7 +124,11 @@ def star_reduce(size: int, root: int = 0, segments: int = 1, order: str = "ring"
                     Receive(
                         peer,
                         i,
-                        Action.REDUCE_AFTER if order == "rank" and peer > root else Action.REDUCE,
+                        (
+                            Action.REDUCE_AFTER
+                            if order == "rank" and peer > root
+                            else Action.REDUCE
+                        ),
                         Form.CONTRIBUTION,
                     )
                     for peer in others

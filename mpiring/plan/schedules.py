@@ -44,7 +44,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -373,57 +372,6 @@ def _allreduce_of(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
         reduce_scatter.order,
         reduce_scatter.offset,
     )
-
-
-# ---- by name --------------------------------------------------------------------------------------
-
-# (algorithm, order) -> collective -> the schedule for a size.  The order of an allgather is no matter.
-_FAMILIES: dict[tuple[str, str], dict[str, Callable[[int], Schedule]]] = {
-    ("ring", "ring"): {
-        "allreduce": ring_allreduce,
-        "reduce_scatter": ring_reduce_scatter,
-        "allgather": ring_allgather,
-    },
-    ("direct", "ring"): {
-        "allreduce": direct_allreduce,
-        "reduce_scatter": direct_reduce_scatter,
-        "allgather": direct_allgather,
-    },
-    ("direct", "rank"): {
-        "allreduce": partial(direct_allreduce, order="rank"),
-        "reduce_scatter": partial(direct_reduce_scatter, order="rank"),
-        "allgather": direct_allgather,
-    },
-}
-ALGORITHMS = ("ring", "direct")
-
-
-def schedule(
-    collective: str, size: int, *, algorithm: str = "ring", order: str = "ring"
-) -> Schedule:
-    """The schedule of that name.
-
-    >>> schedule("allreduce", 4, algorithm="direct") == direct_allreduce(4)
-    True
-
-    Raises:
-        ValueError: for a name that does not exist, listing those that do; and for order ``"rank"``
-            with the ring, whose partial sums travel in ring order.
-    """
-    for what, value, known in (
-        ("collective", collective, COLLECTIVES),
-        ("algorithm", algorithm, ALGORITHMS),
-        ("order", order, ("ring", "rank")),
-    ):
-        if value not in known:
-            raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
-    family = _FAMILIES.get((algorithm, order))
-    if family is None:
-        raise ValueError(
-            f"algorithm={algorithm!r} cannot combine with order={order!r}: "
-            "a ring adds in ring order; use algorithm='auto' or 'direct'"
-        )
-    return family[collective](size)
 
 
 def last_uses(steps: Sequence[Step]) -> list[tuple[int, ...]]:

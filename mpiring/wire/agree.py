@@ -30,7 +30,7 @@ from .transport import Program, Transport, wait
 
 TEXT_BYTES = 400  # longest text; a longer one ends in its digest
 FAILURE_BYTES = 600
-PAYLOAD_BYTES = 64
+PAYLOAD_BYTES = 128
 _HEADER_BYTES = 64 + 2 * TEXT_BYTES + FAILURE_BYTES
 
 Said = tuple[int, bytes]  # (rank, what it said)

@@ -37,6 +37,10 @@ class Kind:
         """Whether ``x`` is an array of this kind."""
         return isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
 
+    def is_array(self, x: object) -> bool:
+        """Whether ``x`` of this kind is an array, that can be filled, and not a number."""
+        return isinstance(x, np.ndarray)
+
     def as_array(self, x: Any) -> Array:
         """``x`` as an array without a copy; a number becomes a 0-d array."""
         if isinstance(x, np.ma.MaskedArray):
@@ -127,6 +131,9 @@ class CupyKind(Kind):
     def owns(self, x: object) -> bool:
         return isinstance(x, self.xp.ndarray)
 
+    def is_array(self, x: object) -> bool:
+        return True
+
     def as_array(self, x: Any) -> Array:
         return x
 
@@ -182,6 +189,11 @@ def kind_of(x: object) -> Kind:
         f"a {type(x).__module__}.{type(x).__qualname__} is no array mpiring knows{advice}; "
         "what works: NumPy and CuPy arrays, NumPy scalars and Python numbers"
     )
+
+
+def kinds_here() -> tuple[str, ...]:
+    """The names of the kinds that this process can make arrays of."""
+    return (NUMPY.name, *([CupyKind.name] if _DEVICE_LIBRARY in sys.modules else []))
 
 
 def kind_named(name: str) -> Kind:

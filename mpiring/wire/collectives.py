@@ -19,8 +19,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
-from ..plan.schedules import ALGORITHMS, schedule
 from ..plan.segments import Segments
 from . import arithmetic
 from .agree import Opening, shortened
@@ -33,6 +33,11 @@ from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
 DIRECT_BYTES = 64 << 10
+
+# Of a pipelined broadcast or reduce.  32 KiB is below the eager limit of Open MPI over TCP, past which a
+# chain waits for each message to be taken; but a step costs Python time too, so long buffers have longer ones.
+CHUNK_BYTES = 32 << 10
+_MOST_CHUNKS = 1024
 
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
@@ -60,9 +65,9 @@ class Collectives:
         self.transport = transport
         self.scratch = Scratch()
         self._opening = opening
-        self._tag = tag
+        self.tag = tag
         self._check = check
-        self._library = library
+        self.library = library
 
     # ---- the collectives --------------------------------------------------------------------------
 
@@ -73,7 +78,7 @@ class Collectives:
         call = Call("allreduce")
         with call.local():
             source = operand(x)
-            path = self._path(call, source, op, order, algorithm)
+            path = self.path(call, source, op, order, algorithm)
             target = output(source, out, source.array.shape)
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
@@ -81,14 +86,14 @@ class Collectives:
             def everywhere(segment: int) -> Array:
                 return target.flat[segments[segment].slice]
 
-            memory = self._memory(path, source, segments, flat, everywhere, op)
+            memory = self.memory(path, source, segments, flat, everywhere, op)
         yield from self.open(call)
         if memory is None:
             yield from self._reduce_by_library(
                 "allreduce", source, flat, op, target.flat, position
             )
         else:
-            yield from execute(memory, self.transport, self._tag, position)
+            yield from execute(memory, self.transport, self.tag, position)
         return target.done()
 
     def reduce_scatter(
@@ -98,7 +103,7 @@ class Collectives:
         call = Call("reduce_scatter")
         with call.local():
             source = operand(x)
-            path = self._path(call, source, op, order, algorithm)
+            path = self.path(call, source, op, order, algorithm)
             segments = Segments(source.array.size, self.transport.size)
             mine = segments[self.transport.rank]
             target = output(source, out, (mine.length,))
@@ -107,14 +112,14 @@ class Collectives:
             def at_home(segment: int) -> Array | None:
                 return target.flat if segment == self.transport.rank else None
 
-            memory = self._memory(path, source, segments, flat, at_home, op)
+            memory = self.memory(path, source, segments, flat, at_home, op)
         yield from self.open(call)
         if memory is None:
             yield from self._reduce_by_library(
                 "reduce_scatter", source, flat, op, target.flat, position, segments
             )
         else:
-            yield from execute(memory, self.transport, self._tag, position)
+            yield from execute(memory, self.transport, self.tag, position)
         return target.done()
 
     def allgather(
@@ -133,8 +138,8 @@ class Collectives:
                 ("trailing dimensions", str(list(trailing))),
                 ("algorithm", str(algorithm)),
             )
-            _known("algorithm", algorithm, ("auto", "mpi", *ALGORITHMS))
-            self._need_library(algorithm)
+            known("algorithm", algorithm, ("auto", "mpi", *algorithms("allgather")))
+            self.need_library(algorithm)
             given = -1
             if out is not None:
                 wanted = checked_output(source, out)
@@ -171,12 +176,12 @@ class Collectives:
             )
         if algorithm == "mpi":
             position.phase = "the MPI's allgather"
-            assert self._library is not None
+            assert self.library is not None
             counts = [segment.length * mine.dtype.itemsize for segment in segments]
-            yield from self._library["allgather"](source.kind.message(flat_out), counts)
+            yield from self.library["allgather"](source.kind.message(flat_out), counts)
         else:
             name = "ring" if algorithm == "auto" else algorithm
-            path = _program("allgather", size, rank, name, "ring", False)
+            path = program_of("allgather", size, rank, name, "ring", False)
             memory = Memory(
                 source.kind,
                 path,
@@ -187,7 +192,7 @@ class Collectives:
                 source.dtype,
                 self.scratch,
             )
-            yield from execute(memory, self.transport, self._tag, position)
+            yield from execute(memory, self.transport, self.tag, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -237,13 +242,14 @@ class Collectives:
 
     # ---- their common parts -----------------------------------------------------------------------
 
-    def _path(
+    def path(
         self,
         call: Call,
         source: Operand,
         op: Any,
         order: Any,
         algorithm: Any,
+        root: int | None = None,
     ) -> RankProgram | None:
         """Check the arguments of a reduction and choose its schedule; None for the MPI's own."""
         call.fields = (
@@ -251,24 +257,25 @@ class Collectives:
             ("op", str(op)),
             ("order", str(order)),
             ("algorithm", str(algorithm)),
+            ("root", str(root)),
         )
         arithmetic.check_op(op, source.dtype)
-        _known("order", order, ("ring", "rank"))
-        _known("algorithm", algorithm, ("auto", "mpi", *ALGORITHMS))
-        self._need_library(algorithm)
+        known("order", order, ("ring", "rank"))
+        known("algorithm", algorithm, ("auto", "mpi", *algorithms(call.name)))
+        self.need_library(algorithm)
         if algorithm == "mpi":
             return None
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
+        nbytes = source.array.size * source.kind.itemsize(source.dtype)
         if algorithm == "auto":
             # Wide partials would double a ring's bytes; a direct exchange sends the inputs as they are.
-            small = (
-                source.array.size * source.kind.itemsize(source.dtype) <= DIRECT_BYTES
-            )
+            small = nbytes <= DIRECT_BYTES
             algorithm = "direct" if small or wide or order == "rank" else "ring"
         size, rank = self.transport.size, self.transport.rank
-        return _program(call.name, size, rank, algorithm, order, wide)
+        pieces = 0 if root is None else chunks(nbytes)
+        return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
-    def _memory(
+    def memory(
         self,
         path: RankProgram | None,
         source: Operand,
@@ -283,8 +290,8 @@ class Collectives:
             source.kind, path, segments, flat, result, op, source.dtype, self.scratch
         )
 
-    def _need_library(self, algorithm: str) -> None:
-        if algorithm == "mpi" and self._library is None:
+    def need_library(self, algorithm: str) -> None:
+        if algorithm == "mpi" and self.library is None:
             raise ValueError("algorithm='mpi' needs a ring over MPI")
 
     def _reduce_by_library(
@@ -298,7 +305,7 @@ class Collectives:
         segments: Segments | None = None,
     ) -> Program[None]:
         """The MPI's own reduction, in the accumulator's dtype; then finished by us."""
-        assert self._library is not None
+        assert self.library is not None
         position.phase = f"the MPI's {name}"
         kind = source.kind
         wide = "float32" if source.dtype in arithmetic.HALVES else source.dtype
@@ -311,25 +318,41 @@ class Collectives:
         if segments is None:
             if total is not flat:
                 total[...] = flat
-            yield from self._library[name](total, op, wide)
+            yield from self.library[name](total, op, wide)
         else:
             counts = [segment.length for segment in segments]
-            yield from self._library[name](flat, op, total, wide, counts)
+            yield from self.library[name](flat, op, total, wide, counts)
         kind.finish(op, self.transport.size, total, flat_out)
 
 
-@lru_cache(maxsize=256)
-def _program(
-    collective: str, size: int, rank: int, algorithm: str, order: str, wide: bool
+def chunks(nbytes: int) -> int:
+    """How many pieces a buffer of so many bytes is cut into for a pipeline."""
+    return max(1, min(_MOST_CHUNKS, -(-nbytes // CHUNK_BYTES)))
+
+
+@lru_cache(maxsize=128)
+def program_of(
+    collective: str,
+    size: int,
+    rank: int,
+    algorithm: str,
+    order: str,
+    wide: bool,
+    root: int | None = None,
+    segments: int = 0,
 ) -> RankProgram:
-    plan = schedule(collective, size, algorithm=algorithm, order=order)
+    """One rank's part of a schedule by name; kept, since the same calls come again and again."""
+    plan = schedule(
+        collective, size, algorithm=algorithm, order=order, root=root, segments=segments
+    )
     return rank_program(plan, rank, wide=wide)
 
 
-def _known(what: str, value: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
+def known(what: str, value: Any, names: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``names``."""
+    if not isinstance(value, str) or value not in names:
         raise ValueError(
-            f"unknown {what} {value!r}; known: {', '.join(map(repr, known))}"
+            f"unknown {what} {value!r}; known: {', '.join(map(repr, names))}"
         )
 
 

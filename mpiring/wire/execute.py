@@ -40,8 +40,11 @@ class Position:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the ranks have not agreed yet: an error until then is an error on all of them."""
-        return self.phase == "opening exchange"
+        """Whether an error now leaves no other rank waiting.
+
+        Until the ranks have agreed an error is one on all of them; messages are the two ranks' affair.
+        """
+        return self.phase in ("opening exchange", "messages")
 
     def __str__(self) -> str:
         if self.step is None:

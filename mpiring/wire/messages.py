@@ -11,11 +11,9 @@ one rank with one tag match in the order of the calls.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .arithmetic import DTYPES, Array
-from .arrays import kind_of
+from .arithmetic import DTYPES
 from .execute import Position
 from .operands import Operand, checked_output, operand
 from .transport import Program, Transport, together, wait
@@ -67,7 +65,11 @@ def exchange(
 def _checked(transport: Transport, message: Message) -> Operand:
     verb, end = ("send", "dest") if message.is_send else ("recv", "source")
     _, array, peer, tag = message
-    if isinstance(peer, bool) or not isinstance(peer, int) or not 0 <= peer < transport.size:
+    if (
+        isinstance(peer, bool)
+        or not isinstance(peer, int)
+        or not 0 <= peer < transport.size
+    ):
         raise ValueError(
             f"{verb}: rank {transport.rank}: {end} must be 0 to {transport.size - 1}, got {peer!r}"
         )

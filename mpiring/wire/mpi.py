@@ -95,7 +95,9 @@ def library(transport: MPITransport) -> dict[str, Callable[..., Program[None]]]:
     """The MPI's own non-blocking collectives on flat buffers, as programs, by name.
 
     ``allreduce(x, op, dtype)`` works in place; ``reduce_scatter(x, op, out, dtype, counts)`` gives each
-    rank its elements; ``allgather(out, counts)`` gathers bytes, mine already in their place.  ``avg`` sums.
+    rank its elements; ``allgather(out, counts)`` gathers bytes, mine already in their place;
+    ``reduce(x, op, dtype, root)`` leaves the result in the root's ``x``; ``broadcast(x, root)`` moves bytes.
+    ``avg`` sums.
     """
     comm = transport.comm
 
@@ -111,10 +113,20 @@ def library(transport: MPITransport) -> dict[str, Callable[..., Program[None]]]:
     def allgather(out: Any, counts: list[int]) -> Program[None]:
         return _finished(comm.Iallgatherv(MPI.IN_PLACE, [out, counts, MPI.BYTE]))
 
+    def reduce(x: Any, op: str, dtype: str, root: int) -> Program[None]:
+        kind = _TYPES[dtype]
+        source = MPI.IN_PLACE if comm.rank == root else [x, kind]
+        return _finished(comm.Ireduce(source, [x, kind], _OPS[op], root))
+
+    def broadcast(x: Any, root: int) -> Program[None]:
+        return _finished(comm.Ibcast([x, MPI.BYTE], root))
+
     return {
         "allreduce": allreduce,
         "reduce_scatter": reduce_scatter,
         "allgather": allgather,
+        "reduce": reduce,
+        "broadcast": broadcast,
     }
 
 

@@ -1,0 +1,295 @@
+"""One rank's part of the collectives with a root, and of a user's own schedule.
+
+They have the four parts of every collective (:mod:`mpiring.wire.collectives`).  A broadcast is the one whose
+ranks need not know what comes: the root says it in the opening exchange, as its payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any
+
+from ..plan.programs import RankProgram, rank_program
+from ..plan.schedules import Schedule
+from ..plan.segments import Segments
+from ..plan.verify import verify
+from . import arithmetic
+from .arithmetic import DTYPES, Array
+from .arrays import kind_named, kinds_here
+from .calls import Call
+from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .execute import Position, execute
+from .memory import Memory
+from .operands import Operand, Target, checked_output, flat_input, operand, output
+from .transport import Program
+
+BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "mpi")
+
+
+def reduce(
+    member: Collectives,
+    x: Any,
+    op: Any,
+    root: Any,
+    out: Any,
+    order: Any,
+    algorithm: Any,
+    position: Position,
+) -> Program[Array | None]:
+    """``op`` over all ranks of ``x``, on the root; see :meth:`mpiring.Ring.reduce`."""
+    call = Call("reduce")
+    transport = member.transport
+    with call.local():
+        source = operand(x)
+        call.fields = (("array", source.description),)
+        is_root = _checked_root(call, root, transport.size) == transport.rank
+        path = member.path(call, source, op, order, algorithm, root)
+        target = output(source, out, source.array.shape) if is_root else None
+        flat = (
+            source.kind.flat(source.array)
+            if target is None
+            else flat_input(source, target)
+        )
+        pieces = 1 if path is None else path.schedule.segments
+        segments = Segments(flat.size, pieces)
+
+        def on_root(segment: int) -> Array | None:
+            return None if target is None else target.flat[segments[segment].slice]
+
+        memory = member.memory(path, source, segments, flat, on_root, op)
+        wide = "float32" if source.dtype in arithmetic.HALVES else source.dtype
+        total = source.kind.empty(flat.size if path is None else 0, wide)
+    yield from member.open(call)
+    if memory is not None:
+        yield from execute(memory, transport, member.tag, position)
+    else:
+        assert member.library is not None
+        position.phase = "the MPI's reduce"
+        total[...] = flat
+        source.kind.message(total)
+        yield from member.library["reduce"](total, op, wide, root)
+        if target is not None:
+            source.kind.finish(op, transport.size, total, target.flat)
+    return None if target is None else target.done()
+
+
+def broadcast(
+    member: Collectives, x: Any, root: Any, algorithm: Any, position: Position
+) -> Program[Array]:
+    """The root's ``x`` on every rank; see :meth:`mpiring.Ring.broadcast`."""
+    call = Call("broadcast")
+    transport = member.transport
+    said = _no_array()
+    with call.local():
+        call.fields = (("algorithm", str(algorithm)),)
+        is_root = _checked_root(call, root, transport.size) == transport.rank
+        known("algorithm", algorithm, BROADCAST_ALGORITHMS)
+        member.need_library(algorithm)
+        if x is not None:
+            source = operand(x)
+            said = _signature(source)
+            if not is_root:
+                checked_output(source, source.array)
+        elif is_root:
+            raise ValueError(
+                "x is None on the root; the root must pass what to broadcast"
+            )
+    payloads = yield from member.open(call, said, always=True)
+    _check_broadcast(payloads, root)
+    position.phase = "taking memory for the result"
+    if x is None:
+        source = _like(payloads[root])
+    kind, array = source.kind, source.array
+    result = x if x is not None and kind.is_array(x) else array
+    if is_root:
+        target = Target(kind, result, kind.flat(array), False)
+    elif kind.is_flat(array):
+        target = Target(kind, result, array.reshape(-1), False)
+    else:
+        target = Target(kind, result, kind.empty(array.size, source.dtype), True)
+    if algorithm == "mpi":
+        assert member.library is not None
+        position.phase = "the MPI's broadcast"
+        yield from member.library["broadcast"](kind.message(target.flat), root)
+        return target.done()
+    nbytes = target.flat.size * kind.itemsize(source.dtype)
+    if algorithm == "auto":
+        algorithm = (
+            "direct" if nbytes <= DIRECT_BYTES and transport.size <= 8 else "pipelined"
+        )
+    path = program_of(
+        "broadcast",
+        transport.size,
+        transport.rank,
+        algorithm,
+        "ring",
+        False,
+        root,
+        chunks(nbytes),
+    )
+    segments = Segments(target.flat.size, path.schedule.segments)
+
+    def everywhere(segment: int) -> Array:
+        return target.flat[segments[segment].slice]
+
+    memory = Memory(
+        kind, path, segments, None, everywhere, "max", source.dtype, member.scratch
+    )
+    yield from execute(memory, transport, member.tag, position)
+    return target.done()
+
+
+def run(
+    member: Collectives, plan: Any, x: Any, op: Any, out: Any, position: Position
+) -> Program[Array | None]:
+    """A user's schedule, once it is proven; see :meth:`mpiring.Ring.run`."""
+    call = Call("run")
+    transport = member.transport
+    rank, size = transport.rank, transport.size
+    with call.local():
+        if not isinstance(plan, Schedule):
+            raise TypeError(
+                f"schedule is a {type(plan).__name__}, expected a mpiring.plan.Schedule"
+            )
+        if plan.size != size:
+            raise ValueError(
+                f"the schedule is for {plan.size} ranks, this ring has {size}"
+            )
+        source = operand(x)
+        call.fields = (
+            ("schedule", f"{plan.algorithm} {plan.collective} #{plan.digest}"),
+            ("array", source.description),
+            ("op", str(op)),
+        )
+        reduces = plan.collective in ("allreduce", "reduce_scatter", "reduce")
+        if reduces:
+            arithmetic.check_op(op, source.dtype)
+        wide = reduces and arithmetic.accumulator(op, source.dtype) != source.dtype
+        path = _proven(plan, rank, wide)
+        segments = _segments_of(plan, source)
+        target, flat = _places(plan, rank, source, segments, out)
+        kept = {segment: place for place, segment in enumerate(plan.results(rank))}
+        whole = len(kept) == len(segments)
+
+        def result(segment: int) -> Array | None:
+            if segment not in kept or target is None:
+                return None
+            return target.flat[segments[segment].slice] if whole else target.flat
+
+        memory = Memory(
+            source.kind,
+            path,
+            segments,
+            flat if reduces else None,
+            result,
+            op if reduces else "max",
+            source.dtype,
+            member.scratch,
+        )
+    yield from member.open(call)
+    yield from execute(memory, transport, member.tag, position)
+    return None if target is None else target.done()
+
+
+def _segments_of(plan: Schedule, source: Operand) -> Segments:
+    if plan.collective == "allgather":
+        return Segments.of_lengths([source.array.size] * plan.size)
+    return Segments(source.array.size, plan.segments)
+
+
+def _places(
+    plan: Schedule, rank: int, source: Operand, segments: Segments, out: Any
+) -> tuple[Target | None, Array]:
+    """The output of a user's schedule, and the flat input."""
+    kind, shape = source.kind, source.array.shape
+    if plan.collective == "reduce" and rank != plan.root:
+        return None, kind.flat(source.array)
+    if plan.collective == "broadcast":
+        target = output(source, out, shape)
+        if rank == plan.root:
+            target.flat[...] = kind.flat(source.array)
+        return target, target.flat
+    if plan.collective == "allgather":
+        rows = shape[0] if shape else 1
+        target = output(source, out, (rows * plan.size, *shape[1:]))
+        mine = target.flat[segments[plan.owned(rank)].slice]
+        flat = kind.flat(source.array)
+        if not kind.same_memory(flat, mine):
+            mine[...] = kind.copied(flat) if kind.overlaps(flat, mine) else flat
+        return target, target.flat
+    if plan.collective == "reduce_scatter":
+        part = segments[plan.owned(rank)]
+        target = output(source, out, (part.length,))
+        return target, flat_input(source, target, part=part.slice)
+    target = output(source, out, shape)
+    return target, flat_input(source, target)
+
+
+@lru_cache(maxsize=32)
+def _proven(plan: Schedule, rank: int, wide: bool) -> RankProgram:
+    verify(plan)
+    return rank_program(plan, rank, wide=wide)
+
+
+def _checked_root(call: Call, root: Any, size: int) -> int:
+    call.fields = (*call.fields, ("root", str(root)))
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
+        raise ValueError(f"root must be 0 to {size - 1}, got {root!r}")
+    return root
+
+
+# ---- what the ranks say of a broadcast's array ----------------------------------------------------
+
+# A rank with an array says (place of its kind, place of its dtype, shape), one without the kinds it has.
+_CODES = sorted(DTYPES)
+_KINDS = ("numpy", "cupy")
+_MOST_DIMENSIONS = 12  # what a payload has room for
+
+
+def _no_array() -> bytes:
+    return bytes([sum(1 << _KINDS.index(name) for name in kinds_here())])
+
+
+def _signature(source: Operand) -> bytes:
+    shape = source.array.shape
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(
+            f"an array of {len(shape)} dimensions; a broadcast takes at most {_MOST_DIMENSIONS}: reshape it"
+        )
+    codes = (_KINDS.index(source.kind.name), _CODES.index(source.dtype))
+    return struct.pack(f"<BB{len(shape)}q", *codes, *shape)
+
+
+def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
+    kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
+    return _KINDS[kind], _CODES[code], tuple(shape)
+
+
+def _words(said: bytes) -> str:
+    _, dtype, shape = _parsed(said)
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _check_broadcast(payloads: list[bytes], root: int) -> None:
+    """Raise, alike on every rank, unless all have an array like the root's or can make one."""
+    of_root = payloads[root]
+    kind = of_root[0]
+    for rank, said in enumerate(payloads):
+        if len(said) == 1:
+            if not said[0] >> kind & 1:
+                raise TypeError(
+                    f"broadcast: rank {root} sends a {_KINDS[kind]} array, but rank {rank} passed None and "
+                    f"has not imported {_KINDS[kind]}; import it there, or pass an array to fill"
+                )
+        elif said[1:] != of_root[1:]:
+            raise ValueError(
+                f"broadcast: rank {rank} passed {_words(said)}, rank {root}, the root, passed "
+                f"{_words(of_root)}; pass the same dtype and shape, or None off the root"
+            )
+
+
+def _like(said: bytes) -> Operand:
+    name, dtype, shape = _parsed(said)
+    kind = kind_named(name)
+    return Operand(kind, kind.empty(shape, dtype), dtype)
