@@ -17,7 +17,8 @@ from mpi4py import MPI
 from .errors import RingError, RingTimeout
 from .wire import communicators, mpi
 from .wire.agree import Opening
-from .wire.collectives import Call, Collectives
+from .wire.calls import Call
+from .wire.collectives import Collectives
 from .wire.execute import Position
 from .wire.operations import Operations, Work, yield_core
 from .wire.transport import Program
@@ -86,7 +87,10 @@ class Ring:
         )
         self._closed = False
         self._call(
-            "Ring", lambda position: self._collectives.open(call), False, timeout
+            "Ring",
+            lambda position: self._collectives.open(call, always=True),
+            False,
+            timeout,
         )
         if self.size > 1:
             mpi.install_excepthook()

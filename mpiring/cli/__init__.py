@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mpiring import __version__
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -53,25 +55,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message} (try {self.prog} --help)\n")
 
 
-def version() -> str:
-    """The version of the package that is running, or a sentence if it was never installed."""
-    from importlib import metadata
-
-    import mpiring
-
-    stated = getattr(mpiring, "__version__", None)
-    if stated is not None:
-        return str(stated)
-    try:
-        return metadata.version("mpiring")
-    except metadata.PackageNotFoundError:
-        return "unknown (run from a source tree that is not installed)"
-
-
 def make_parser() -> Parser:
     """The parser with all sub-commands; each stores its module's name as ``command``."""
     parser = Parser(prog="mpiring", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"mpiring {version()}")
+    parser.add_argument("--version", action="version", version=f"mpiring {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"mpiring.cli.{name}").add_parser(subparsers)

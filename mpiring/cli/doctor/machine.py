@@ -175,7 +175,9 @@ def judge_shared_memory(
             "these ranks run in containers of their own, each with a private /dev/shm: start the"
             " containers with --ipc=host, or one container for all ranks of a host"
         )
-        found += f"; files made there by the others are not seen by {name_ranks(unseen)}"
+        found += (
+            f"; files made there by the others are not seen by {name_ranks(unseen)}"
+        )
         return Finding(name, NOTE, found, how, advice)
     if len(groups) > len(known):
         advice = (
