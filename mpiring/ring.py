@@ -48,7 +48,7 @@ class Ring:
 
     def __init__(
         self,
-        comm: MPI.Intracomm | None = None,
+        comm: MPI.Comm | None = None,
         *,
         timeout: float | None = None,
         check: bool = True,
