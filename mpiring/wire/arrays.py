@@ -99,8 +99,7 @@ class Kind:
 
     def is_writeable(self, x: Array) -> bool:
         """Whether ``x`` may be written, and each of its elements has a place of its own."""
-        shared_place = any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
-        return bool(x.flags.writeable) and not shared_place
+        return bool(x.flags.writeable) and not _shares_places(x)
 
     def message(self, piece: Array) -> Array:
         """A flat piece as bytes that a transport takes, its memory ready for the transport."""
@@ -135,7 +134,7 @@ class CupyKind(Kind):
         return bool(self.xp.may_share_memory(a, b))
 
     def is_writeable(self, x: Array) -> bool:
-        return not any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
+        return not _shares_places(x)
 
     def is_flat(self, x: Array) -> bool:
         return bool(x.flags.c_contiguous)
@@ -206,6 +205,11 @@ def _cupy_kind(cupy: Any) -> CupyKind:
     if kind is None:
         kind = _device_kinds[id(cupy)] = CupyKind(cupy)
     return kind
+
+
+def _shares_places(x: Array) -> bool:
+    # An empty array may have any strides.
+    return x.size > 0 and any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
 
 
 def _dtype(dtype: Any) -> Any:
