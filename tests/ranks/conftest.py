@@ -181,7 +181,10 @@ _collection_failures: list[str] = []
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The ranks must have collected the same tests, or they would wait for each other for ever."""
     watchdog.expect("collecting", LIMIT)
-    mine = (tuple(item.nodeid for item in session.items), "\n".join(_collection_failures))
+    mine = (
+        tuple(item.nodeid for item in session.items),
+        "\n".join(_collection_failures),
+    )
     told = exchange(mine, failure=mine[1])
     for rank, (nodes, failures) in enumerate(told):
         if (nodes, failures) != told[0]:
