@@ -308,7 +308,7 @@ class Collectives:
         assert self.library is not None
         position.phase = f"the MPI's {name}"
         kind = source.kind
-        wide = "float32" if source.dtype in arithmetic.HALVES else source.dtype
+        wide = arithmetic.library_dtype(op, source.dtype)
         total = flat_out
         if wide != source.dtype:
             narrow, flat = flat, kind.empty(flat.size, wide)
