@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
 
 from .errors import RingError, RingTimeout
-from .wire import communicators, mpi
+from .plan.schedules import Schedule
+from .wire import communicators, mpi, rooted
 from .wire.agree import Opening
 from .wire.calls import Call
 from .wire.collectives import Collectives
 from .wire.execute import Position
+from .wire.messages import Message
+from .wire.messages import exchange as exchange_messages
 from .wire.operations import Operations, Work, yield_core
-from .wire.transport import Program
+from .wire.transport import Program, together
 
 
 class Ring:
@@ -37,10 +41,13 @@ class Ring:
         check: whether every collective opens with the exchange that makes errors collective.  Turn it off
             only where you measured that small calls need it: then a call that differs between ranks hangs
             or gives garbage.
+        members: ranks of the ring that this process holds, as one process may hold several devices.  Above
+            1, collectives take and return lists, process p holds the ranks ``p * members`` and on, and
+            ``size`` counts members.
         message_bytes: longest single MPI message; longer buffers are split.  At most 2**31 - 1.
 
     Attributes:
-        rank, size: of the communicator.
+        rank, size: this process's first rank, and the number of ranks.
 
     Raises:
         TypeError, ValueError: for a wrong argument, on every rank of ``comm`` where that is possible.
@@ -52,46 +59,43 @@ class Ring:
         *,
         timeout: float | None = None,
         check: bool = True,
+        members: int = 1,
         message_bytes: int = 1 << 30,
     ) -> None:
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
         seconds: float | None = None
         with call.local():
-            call.fields = (("check", str(check)), ("message_bytes", str(message_bytes)))
+            call.fields = (
+                ("check", str(check)),
+                ("members", str(members)),
+                ("message_bytes", str(message_bytes)),
+            )
             seconds = _seconds(timeout)
             if not isinstance(check, bool):
                 raise TypeError(f"check must be True or False, got {check!r}")
-            if not isinstance(message_bytes, int) or not 1 <= message_bytes < 1 << 31:
-                raise ValueError(
-                    f"message_bytes must be 1 to 2**31 - 1, got {message_bytes!r}"
-                )
+            _check_range("members", members, mpi.MOST_MEMBERS)
+            _check_range("message_bytes", message_bytes, (1 << 31) - 1)
         deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
         )
-        transport = mpi.MPITransport(
-            lease.comm, message_bytes if call.failure is None else 1
-        )
-        self.rank: int = transport.rank
-        self.size: int = transport.size
         self._timeout = seconds
-        self._operations = Operations(transport, lease)
-        self._collectives = Collectives(
-            transport,
-            Opening(transport, mpi.TAG_OPEN),
-            mpi.TAG_STEP,
-            check=check is not False,
-            library=mpi.library(transport),
-        )
+        self._operations = Operations(mpi.MPITransport(lease.comm), lease)
+        self._group: list[Message] | None = None
         self._closed = False
-        self._call(
-            "Ring",
-            lambda position: self._collectives.open(call, always=True),
-            False,
-            seconds,
+        # What the ranks mean by a ring is compared by one member each: they may differ in how many.
+        self._members = [_member(lease.comm, check is not False)]
+        self._start(
+            "Ring", [self._members[0].open(call, always=True)], Position(), seconds
         )
-        if self.size > 1:
+        self._members = [
+            _member(lease.comm, check, members, place, message_bytes)
+            for place in range(members)
+        ]
+        self.rank: int = self._members[0].transport.rank
+        self.size: int = self._members[0].transport.size
+        if lease.comm.size > 1:
             mpi.install_excepthook()
 
     # ---- collectives ------------------------------------------------------------------------------
@@ -130,14 +134,11 @@ class Ring:
             RingTimeout: the ring is broken afterwards.
         """
         op = mpi.op_name(op)
-        return self._call(
-            "allreduce",
-            lambda position: self._collectives.allreduce(
-                x, op, out, order, algorithm, position
-            ),
-            async_op,
-            timeout,
-        )
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return member.allreduce(x, op, out, order, algorithm, at)
+
+        return self._collective("allreduce", body, x, out, async_op, timeout)
 
     def reduce_scatter(
         self,
@@ -167,14 +168,106 @@ class Ring:
             TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
         """
         op = mpi.op_name(op)
-        return self._call(
-            "reduce_scatter",
-            lambda position: self._collectives.reduce_scatter(
-                x, op, out, order, algorithm, position
-            ),
-            async_op,
-            timeout,
-        )
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return member.reduce_scatter(x, op, out, order, algorithm, at)
+
+        return self._collective("reduce_scatter", body, x, out, async_op, timeout)
+
+    def reduce(
+        self,
+        x: Any,
+        op: Any = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        order: str = "ring",
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine the ranks' arrays element by element; the root gets the result.
+
+        Args:
+            root: the rank that gets it.  It is combined as ``((x[root+1] op x[root+2]) op ...) op x[root]``.
+            algorithm: ``"ring"`` sends partial sums along the ring, in pieces; ``"direct"`` sends each array
+                to the root, whose link then carries ``size - 1`` of them.
+            x, op, out, order, async_op, timeout: as for :meth:`allreduce`; ``out`` matters on the root only.
+
+        Returns:
+            the result on the root, None elsewhere; or a :class:`Work`.
+
+        Raises:
+            TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
+        """
+        op = mpi.op_name(op)
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return rooted.reduce(member, x, op, root, out, order, algorithm, at)
+
+        return self._collective("reduce", body, x, out, async_op, timeout)
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """The root's array on every rank.
+
+        Args:
+            x: on the root, what to send.  Elsewhere an array of the same dtype and shape, which is filled;
+                or None, for a new one.
+            root: the rank that has it.
+            algorithm: ``"naive"`` sends the whole array down a chain, ``"pipelined"`` in pieces, ``"direct"``
+                from the root to each rank; ``"mpi"`` is the MPI's own.
+            async_op, timeout: as for :meth:`allreduce`.
+
+        Returns:
+            ``x``, or the new array; or a :class:`Work`.
+
+        Raises:
+            TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
+        """
+
+        def body(member: Collectives, x: Any, _: Any, at: Position) -> Program[Any]:
+            return rooted.broadcast(member, x, root, algorithm, at)
+
+        return self._collective("broadcast", body, x, None, async_op, timeout)
+
+    def run(
+        self,
+        schedule: Schedule,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Run a schedule of your own, once :func:`mpiring.plan.verify` has accepted it.
+
+        Args:
+            schedule: the same on every rank.
+            x: the input of the collective it states.
+            op, out, async_op, timeout: as for :meth:`allreduce`.
+
+        Returns:
+            what the stated collective returns.
+
+        Raises:
+            ScheduleError: on every rank, if the schedule does not do what it states.
+            TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
+        """
+        op = mpi.op_name(op)
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return rooted.run(member, schedule, x, op, out, at)
+
+        return self._collective("run", body, x, out, async_op, timeout)
 
     def allgather(
         self,
@@ -200,12 +293,11 @@ class Ring:
         Raises:
             TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
         """
-        return self._call(
-            "allgather",
-            lambda position: self._collectives.allgather(x, out, algorithm, position),
-            async_op,
-            timeout,
-        )
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return member.allgather(x, out, algorithm, at)
+
+        return self._collective("allgather", body, x, out, async_op, timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every rank has called it.
@@ -213,7 +305,12 @@ class Ring:
         Raises:
             RingTimeout: naming the ranks that did not.
         """
-        self._call("barrier", self._collectives.barrier, False, timeout)
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[None]:
+            return member.barrier(at)
+
+        nothing = None if len(self._members) == 1 else [None] * len(self._members)
+        self._collective("barrier", body, nothing, None, False, timeout)
 
     def exchange(self, name: str, text: str, failure: Exception | None = None) -> bool:
         """Whether every rank says the same: the opening exchange for a collective built on this ring.
@@ -229,13 +326,87 @@ class Ring:
         Raises:
             Exception: on every rank, the failure of the lowest rank that has one.
         """
-        same: bool = self._call(
-            name,
-            lambda position: self._collectives.exchange(name, text, failure),
-            False,
-            None,
-        )
-        return same
+        position = Position()
+        programs = [member.exchange(name, text, failure) for member in self._members]
+        same = self._start(name, programs, position, self._timeout)
+        return bool(same[0] if isinstance(same, list) else same)
+
+    # ---- point to point ---------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dest: int, tag: int = 0, *, timeout: float | None = None
+    ) -> None:
+        """Send an array to one rank; returns when ``x`` may be used again.
+
+        Inside :meth:`group` it only notes the message.
+
+        Args:
+            x: an array of any strides.
+            dest: a rank; this one too inside a group, where it receives from itself.
+            tag: 0 to 16383; messages from one rank with one tag match in order.
+            timeout: seconds, for this call.
+
+        Raises:
+            TypeError, ValueError: here alone, for a wrong argument.
+            RingTimeout: the ring is broken afterwards.
+        """
+        self._message(Message(True, x, dest, tag), timeout)
+
+    def recv(
+        self, out: Any, source: int, tag: int = 0, *, timeout: float | None = None
+    ) -> Any:
+        """Receive an array from one rank into ``out``, and return it.
+
+        Inside :meth:`group` it only notes the message: ``out`` is filled when the group has ended.
+
+        Args:
+            out: a writeable array of the sender's dtype and count; the shape is its own affair.
+            source, tag, timeout: as for :meth:`send`.
+
+        Raises:
+            ValueError: here alone, naming both, if the sender's dtype or count is another one.
+            TypeError, RingTimeout: as for :meth:`send`.
+        """
+        self._message(Message(False, out, source, tag), timeout)
+        return out
+
+    @contextmanager
+    def group(self, timeout: float | None = None) -> Iterator[None]:
+        """Sends and receives inside are posted together when it ends, so that no order deadlocks.
+
+        Nothing starts before; an exception inside drops them all.  Collectives inside raise.
+
+        Args:
+            timeout: seconds, for all of them.
+        """
+        if self._group is not None:
+            raise RingError("group: groups do not nest; end the one that is open first")
+        self._group = []
+        try:
+            yield
+            messages = self._group
+        finally:
+            self._group = None
+        if messages:
+            self._exchange_messages("group", messages, timeout)
+
+    def _message(self, message: Message, timeout: float | None) -> None:
+        if self._group is not None:
+            self._group.append(message)
+        else:
+            self._exchange_messages(
+                "send" if message.is_send else "recv", [message], timeout
+            )
+
+    def _exchange_messages(
+        self, name: str, messages: list[Message], timeout: float | None
+    ) -> None:
+        if len(self._members) > 1:
+            raise RingError(f"{name}: messages are for rings of one member a process")
+        seconds = self._timeout if timeout is None else _seconds(timeout)
+        position = Position()
+        program = exchange_messages(self._members[0].transport, messages, position)
+        self._start(name, [program], position, seconds)
 
     # ---- life -------------------------------------------------------------------------------------
 
@@ -270,28 +441,90 @@ class Ring:
 
     # ---- the one way in ---------------------------------------------------------------------------
 
-    def _call(
+    def _collective(
         self,
         name: str,
-        program: Callable[[Position], Program[Any]],
+        body: Body,
+        x: Any,
+        out: Any,
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        if self._closed:
-            raise RingError(f"{name}: this ring is closed; make a new one")
+        """Start a collective on each member, with its part of ``x`` and ``out``."""
         position = Position()
         call = Call(name)
         seconds = self._timeout
+        # A wrong timeout or list is for all ranks to hear of, like any other argument.
         with call.local():
+            if self._group is not None:
+                raise RingError(
+                    "a collective inside group(): only send and recv may stand there"
+                )
             seconds = self._timeout if timeout is None else _seconds(timeout)
-        # A wrong timeout is for all ranks to hear of, like any other argument.
-        running = (
-            program(position) if call.failure is None else self._collectives.open(call)
-        )
-        operation = self._operations.start(name, running, position, seconds)
+            count = len(self._members)
+            inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
+            programs = [
+                body(member, mine, place, position)
+                for member, mine, place in zip(self._members, inputs, outputs)
+            ]
+        if call.failure is not None:
+            programs = [member.open(call) for member in self._members]
+        return self._start(name, programs, position, seconds, async_op)
+
+    def _start(
+        self,
+        name: str,
+        programs: list[Program[Any]],
+        position: Position,
+        seconds: float | None,
+        async_op: bool = False,
+    ) -> Any:
+        if self._closed:
+            raise RingError(f"{name}: this ring is closed; make a new one")
+        program = programs[0] if len(programs) == 1 else together(programs)
+        operation = self._operations.start(name, program, position, seconds)
         if async_op:
             return Work(self._operations, operation)
         return self._operations.wait(operation)
+
+
+Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
+
+
+def _member(
+    comm: MPI.Intracomm,
+    check: bool,
+    members: int = 1,
+    place: int = 0,
+    message_bytes: int = 1 << 30,
+) -> Collectives:
+    transport = mpi.MPITransport(comm, message_bytes, members, place)
+    opening = Opening(transport, mpi.TAG_OPEN)
+    library = mpi.library(transport) if members == 1 else None
+    return Collectives(transport, opening, mpi.TAG_STEP, check=check, library=library)
+
+
+def _per_member(what: str, given: Any, members: int) -> list[Any]:
+    """The members' arrays: the one given, or as many as there are members."""
+    if members == 1:
+        return [given]
+    if given is None and what == "out":
+        return [None] * members
+    if not isinstance(given, (list, tuple)) or len(given) != members:
+        shown = (
+            f"{len(given)} of them"
+            if isinstance(given, (list, tuple))
+            else type(given).__name__
+        )
+        raise ValueError(
+            f"{what} must be a list of {members} arrays, one for each member of this process, got {shown}"
+        )
+    return list(given)
+
+
+def _check_range(what: str, value: Any, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{what} must be 1 to {most}, got {value!r}")
 
 
 def _intracomm(comm: Any) -> MPI.Intracomm:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
-from ..errors import RingError
+from ..errors import DeadlockError, RingError, ScheduleError
 from .agree import FAILURE_BYTES, Summary, shortened
 
 
@@ -52,7 +52,15 @@ class Call:
 
 _RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (TypeError, ValueError, KeyError, MemoryError, RingError)
+    for kind in (
+        TypeError,
+        ValueError,
+        KeyError,
+        MemoryError,
+        RingError,
+        ScheduleError,
+        DeadlockError,
+    )
 }
 
 

@@ -292,7 +292,9 @@ class Collectives:
 
     def need_library(self, algorithm: str) -> None:
         if algorithm == "mpi" and self.library is None:
-            raise ValueError("algorithm='mpi' needs a ring over MPI")
+            raise ValueError(
+                "algorithm='mpi' needs a ring over MPI, of one member a process"
+            )
 
     def _reduce_by_library(
         self,

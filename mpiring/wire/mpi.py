@@ -22,6 +22,8 @@ from .transport import Buffer, Program, Request, Transport, wait
 
 TAG_UPPER_USER = 1 << 14  # the first tag that is not the user's
 TAG_STEP, TAG_OPEN, TAG_STATUS = range(TAG_UPPER_USER, TAG_UPPER_USER + 3)
+# Members of one process are told apart by their messages' tags: three for each pair of members.
+MOST_MEMBERS = 64
 
 _OPS = {
     "sum": MPI.SUM,
@@ -67,18 +69,38 @@ class MPIRequest(Request):
 
 
 class MPITransport(Transport):
-    """The ranks of a communicator of our own."""
+    """The ranks of a communicator of our own, or one of several ranks that each of its processes holds.
 
-    def __init__(self, comm: MPI.Intracomm, message_bytes: int) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size(), message_bytes)
+    Args:
+        comm: the communicator.
+        message_bytes: longest message.
+        members: ranks in each process.
+        place: which of them this is; its rank is ``comm.rank * members + place``.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        message_bytes: int = 1 << 30,
+        members: int = 1,
+        place: int = 0,
+    ) -> None:
+        rank = comm.Get_rank() * members + place
+        super().__init__(rank, comm.Get_size() * members, message_bytes)
         self.comm = comm
+        self._members = members
+        self._place = place
 
     def post_send(self, buffer: Buffer, dest: int, tag: int) -> Request:
-        request = self.comm.Isend([buffer, len(buffer), MPI.BYTE], dest, tag)
+        process, place = divmod(dest, self._members)
+        tag += 3 * (self._place * self._members + place)
+        request = self.comm.Isend([buffer, len(buffer), MPI.BYTE], process, tag)
         return MPIRequest("send to", dest, request)
 
     def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
-        request = self.comm.Irecv([buffer, len(buffer), MPI.BYTE], source, tag)
+        process, place = divmod(source, self._members)
+        tag += 3 * (place * self._members + self._place)
+        request = self.comm.Irecv([buffer, len(buffer), MPI.BYTE], process, tag)
         return MPIRequest("receive from", source, request)
 
     def take_status(self) -> tuple[int, bytes] | None:
