@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from .errors import DeadlockError, RingError, RingTimeout, ScheduleError
     from .ring import Ring
     from .training.gradients import average_gradients
+    from .training.parameter_server import ParameterServer
     from .wire.operations import Work
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "DeadlockError": ".errors",
+    "ParameterServer": ".training.parameter_server",
     "Ring": ".ring",
     "RingError": ".errors",
     "RingTimeout": ".errors",
@@ -51,6 +53,7 @@ _HOMES = {
 
 __all__ = [
     "DeadlockError",
+    "ParameterServer",
     "Ring",
     "RingError",
     "RingTimeout",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -25,7 +25,9 @@ from .wire.execute import Position
 from .wire.messages import Message
 from .wire.messages import exchange as exchange_messages
 from .wire.operations import Operations, Work, yield_core
-from .wire.transport import Program, together
+from .wire.transport import Program, Transport, together
+
+T = TypeVar("T")
 
 
 class Ring:
@@ -331,6 +333,27 @@ class Ring:
         same = self._start(name, programs, position, self._timeout)
         return bool(same[0] if isinstance(same, list) else same)
 
+    def perform(self, name: str, program: Callable[[Transport], Program[T]]) -> T:
+        """Run a program of your own over this ring's transport, as one operation without a deadline.
+
+        For what is built on a ring and is no collective, such as a parameter server.
+
+        Args:
+            name: for messages.
+            program: makes the program from this rank's transport.
+
+        Raises:
+            RingError: if this process has several members.
+        """
+        if len(self._members) > 1:
+            raise RingError(f"{name}: for rings of one member a process")
+        position = Position()
+        position.phase = "messages"
+        result: T = self._start(
+            name, [program(self._members[0].transport)], position, None
+        )
+        return result
+
     # ---- point to point ---------------------------------------------------------------------------
 
     def send(
@@ -402,7 +425,7 @@ class Ring:
         self, name: str, messages: list[Message], timeout: float | None
     ) -> None:
         if len(self._members) > 1:
-            raise RingError(f"{name}: messages are for rings of one member a process")
+            raise RingError(f"{name}: for rings of one member a process")
         seconds = self._timeout if timeout is None else _seconds(timeout)
         position = Position()
         program = exchange_messages(self._members[0].transport, messages, position)

@@ -15,25 +15,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..plan.segments import Segments
 from ..wire.arithmetic import Array, check_op
-from ..wire.arrays import kind_named, kind_of
+from ..wire.arrays import kind_named
+from .flat import Flat, Signature, groups, signature
 
 if TYPE_CHECKING:
     from ..ring import Ring
 
 Name = tuple[Any, ...]  # the keys and indices that lead to a gradient
-
-
-class Signature(NamedTuple):
-    """What must agree about a gradient; ``dtype`` is None where a rank has no gradient."""
-
-    name: str
-    dtype: str | None
-    shape: tuple[int, ...]
-    kind: str
 
 
 def average_gradients(
@@ -90,17 +82,13 @@ def average_gradients(
 
 
 def _signature(name: str, leaf: Any, op: Any) -> Signature:
-    if leaf is None:
-        return Signature(name, None, (), "")
-    try:
-        kind = kind_of(leaf)
-        array = kind.as_array(leaf)
-        dtype = kind.dtype_name(array)
-        if isinstance(op, str):
-            check_op(op, dtype)
-    except TypeError as error:
-        raise TypeError(f"gradient {name}: {error}") from None
-    return Signature(name, dtype, tuple(array.shape), kind.name)
+    found = signature(f"gradient {name}", leaf)._replace(name=name)
+    if found.dtype is not None and isinstance(op, str):
+        try:
+            check_op(op, found.dtype)
+        except TypeError as error:
+            raise TypeError(f"gradient {name}: {error}") from None
+    return found
 
 
 # ---- what the ranks have --------------------------------------------------------------------------
@@ -150,15 +138,10 @@ def _merge(texts: list[str]) -> list[Signature]:
                 owner[name] = rank
             elif dtype is not None and new != old:
                 raise ValueError(
-                    f"average_gradients: gradient {name}: rank {rank} has a {_words(new)}, "
-                    f"rank {owner[name]} a {_words(old)}; it must be the same on every rank"
+                    f"average_gradients: gradient {name}: rank {rank} has a {new}, "
+                    f"rank {owner[name]} a {old}; it must be the same on every rank"
                 )
     return list(merged.values())
-
-
-def _words(signature: Signature) -> str:
-    shape = ",".join(map(str, signature.shape))
-    return f"{signature.kind} {signature.dtype}[{shape}]"
 
 
 # ---- buckets --------------------------------------------------------------------------------------
@@ -174,17 +157,12 @@ def _average(
 ) -> dict[str, Array]:
     started = []
     for bucket in _buckets(signatures, bucket_bytes):
-        kind = kind_named(bucket[0].kind)
-        parts = Segments.of_lengths([_count(signature.shape) for signature in bucket])
-        flat = kind.empty(parts.count, bucket[0].dtype)
-        views = {}
-        for signature, part in zip(bucket, parts):
-            view = flat[part.slice].reshape(signature.shape)
-            leaf = leaves[signature.name]
-            view[...] = 0 if leaf is None else kind.as_array(leaf)
-            views[signature.name] = view
-        work = ring.allreduce(flat, op, out=flat, order=order, async_op=True)
-        started.append((work, views))
+        flat = Flat(bucket)
+        flat.fill(leaves)
+        work = ring.allreduce(
+            flat.buffer, op, out=flat.buffer, order=order, async_op=True
+        )
+        started.append((work, flat.views))
     averaged: dict[str, Array] = {}
     for work, views in started:
         work.wait()
@@ -196,29 +174,18 @@ def _buckets(
     signatures: list[Signature], bucket_bytes: int | None
 ) -> Iterator[list[Signature]]:
     """Gradients that travel together: of one dtype and kind, in order of their names."""
-    groups: dict[tuple[str, str], list[Signature]] = {}
-    for signature in signatures:
-        if signature.dtype is not None:
-            groups.setdefault((signature.dtype, signature.kind), []).append(signature)
-    for (dtype, kind), group in groups.items():
-        itemsize = kind_named(kind).itemsize(dtype)
+    for group in groups(signatures):
+        itemsize = kind_named(group[0].kind).itemsize(str(group[0].dtype))
         bucket: list[Signature] = []
         nbytes = 0
-        for signature in group:
-            more = _count(signature.shape) * itemsize
+        for item in group:
+            more = item.elements * itemsize
             if bucket and bucket_bytes is not None and nbytes + more > bucket_bytes:
                 yield bucket
                 bucket, nbytes = [], 0
-            bucket.append(signature)
+            bucket.append(item)
             nbytes += more
         yield bucket
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 # ---- nests ----------------------------------------------------------------------------------------

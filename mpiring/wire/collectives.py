@@ -268,7 +268,7 @@ class Collectives:
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
         if algorithm == "auto":
-            # Wide partials would double a ring's bytes; a direct exchange sends the inputs as they are.
+            # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
             small = nbytes <= DIRECT_BYTES
             algorithm = "direct" if small or wide or order == "rank" else "ring"
         size, rank = self.transport.size, self.transport.rank

@@ -21,9 +21,9 @@ from mpi4py import MPI
 from .transport import Buffer, Program, Request, Transport, wait
 
 TAG_UPPER_USER = 1 << 14  # the first tag that is not the user's
-TAG_STEP, TAG_OPEN, TAG_STATUS = range(TAG_UPPER_USER, TAG_UPPER_USER + 3)
-# Members of one process are told apart by their messages' tags: three for each pair of members.
-MOST_MEMBERS = 64
+TAG_STEP, TAG_OPEN, TAG_STATUS, TAG_SERVER = range(TAG_UPPER_USER, TAG_UPPER_USER + 4)
+# Members of one process are told apart by their messages' tags: four for each pair of members.
+MOST_MEMBERS = 63
 
 _OPS = {
     "sum": MPI.SUM,
@@ -93,13 +93,13 @@ class MPITransport(Transport):
 
     def post_send(self, buffer: Buffer, dest: int, tag: int) -> Request:
         process, place = divmod(dest, self._members)
-        tag += 3 * (self._place * self._members + place)
+        tag += 4 * (self._place * self._members + place)
         request = self.comm.Isend([buffer, len(buffer), MPI.BYTE], process, tag)
         return MPIRequest("send to", dest, request)
 
     def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
         process, place = divmod(source, self._members)
-        tag += 3 * (place * self._members + self._place)
+        tag += 4 * (place * self._members + self._place)
         request = self.comm.Irecv([buffer, len(buffer), MPI.BYTE], process, tag)
         return MPIRequest("receive from", source, request)
 
