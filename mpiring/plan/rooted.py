@@ -3,8 +3,8 @@
 The chain
     A broadcast sends the buffer along the ring from the root to its left neighbour, the last in the chain; a
     reduce sends partial sums along the ring to the root, from its right neighbour, the first.  Cut in ``S``
-    segments, a rank passes on one while it receives the next.  Of ``N`` bytes on links of ``B`` bytes a second
-    and with ``K`` ranks, that takes ``K + S - 2`` turns of ``N / (S B)`` seconds:
+    segments, a rank passes on one while it receives the next.  Of ``N`` bytes on links of ``B`` bytes a
+    second and with ``K`` ranks, that takes ``K + S - 2`` turns of ``N / (S B)`` seconds:
 
     * ``S = 1`` is the lecture's *naive* broadcast, ``(K - 1) N / B``;
     * with ``S`` much larger than ``K`` it comes to ``N / B``: the *pipelined* one.

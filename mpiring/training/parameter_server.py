@@ -12,7 +12,7 @@ Synchronous mode
 
 Asynchronous mode
     Workers pull and push when they are ready, by messages to the server, which applies each push as one
-    update in the order they arrive.  A pull gets a snapshot, taken between two updates.  The server listens to
+    update in the order they arrive.  A pull gets a snapshot, taken between two updates.  The server hears
     each worker by itself, so messages of different workers never mix.
 
 If the update raises, the server's ``serve`` raises that, and every worker a :class:`RingError` that says so.

@@ -35,7 +35,7 @@ from .transport import Program, Transport
 DIRECT_BYTES = 64 << 10
 
 # Of a pipelined broadcast or reduce.  32 KiB is below the eager limit of Open MPI over TCP, past which a
-# chain waits for each message to be taken; but a step costs Python time too, so long buffers have longer ones.
+# chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
 CHUNK_BYTES = 32 << 10
 _MOST_CHUNKS = 1024
 
