@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from launch import Completed, launch
 
 HERE = Path(__file__).parent
@@ -48,6 +49,7 @@ def test_ranks_on_a_device(size, show_at_end):
 @pytest.fixture
 def inside(tmp_path):
     """A function: run this source as a test file inside MPI, in the harness of tests/ranks."""
+
     def run(size: int, source: str, *options: str, limit: float = 60) -> Completed:
         harness = (HERE / "ranks" / "conftest.py").read_text()
         for old, new in (("LIMIT = 60.0", limit), ("STRAY = 10.0", 1.0)):
@@ -127,7 +129,7 @@ def test_nothing(comm):
 """
     job = inside(2, source)
     assert job.returncode != 0
-    assert "rank 1 and rank 0 collected different tests, 0 and 1" in job.stderr
+    assert "rank 0 and rank 1 collected different tests, 1 and 0" in job.stderr
     assert "missing-19" in job.stderr
 
 

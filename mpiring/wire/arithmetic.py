@@ -99,7 +99,10 @@ def fold_in_blocks(xp: Any, op: str, operands: Sequence[Array], out: Array) -> N
 
 
 def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:
-    """Write the finished ``value`` to ``out``: divided by ``size`` for an average, rounded to its dtype."""
+    """Write the finished ``value`` to ``out``: divided by ``size`` for an average, rounded to its dtype.
+
+    A ``value`` wider than ``out`` is used up.
+    """
     if op != "avg":
         if value is not out:
             out[...] = value
@@ -113,7 +116,8 @@ def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:
     if value.dtype == out.dtype:
         xp.divide(value, divisor, out=out)
     else:
-        out[...] = xp.divide(value, divisor)
+        xp.divide(value, divisor, out=value)
+        out[...] = value
 
 
 def _in_dtype_of(out: Array, operand: Array) -> Array:

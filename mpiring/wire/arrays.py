@@ -99,8 +99,7 @@ class Kind:
 
     def is_writeable(self, x: Array) -> bool:
         """Whether ``x`` may be written, and each of its elements has a place of its own."""
-        shared_place = any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
-        return bool(x.flags.writeable) and not shared_place
+        return bool(x.flags.writeable) and _has_own_places(x)
 
     def message(self, piece: Array) -> Array:
         """A flat piece as bytes that a transport takes, its memory ready for the transport."""
@@ -135,7 +134,7 @@ class CupyKind(Kind):
         return bool(self.xp.may_share_memory(a, b))
 
     def is_writeable(self, x: Array) -> bool:
-        return not any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
+        return _has_own_places(x)
 
     def is_flat(self, x: Array) -> bool:
         return bool(x.flags.c_contiguous)
@@ -214,6 +213,17 @@ def _dtype(dtype: Any) -> Any:
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
+
+
+def _has_own_places(x: Array) -> bool:
+    """Whether no two elements share memory, for any view that slicing and transposing can make."""
+    reach = x.dtype.itemsize  # bytes that the dimensions so far span
+    dimensions = [(abs(s), n) for s, n in zip(x.strides, x.shape) if n > 1]
+    for stride, length in sorted(dimensions):
+        if stride < reach:
+            return bool(x.size == 0)
+        reach += stride * (length - 1)
+    return True
 
 
 def _pointer(x: Array) -> int:
