@@ -14,6 +14,7 @@ all ranks take the same.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,15 +232,13 @@ class Collectives:
     def exchange(
         self, name: str, text: str, failure: Exception | None
     ) -> Program[bool]:
-        """Whether all ranks say the same ``text``; raises on all if one brings a failure."""
+        """Whether all ranks say the same ``text``; raises on all if one brings a failure, or calls another name."""
         call = Call(name)
         call.failure = failure
-        summary, _ = yield from self._opening.exchange(
-            shortened(text), self._failure_text(call)
-        )
-        if summary.failure is not None:
-            raise self._failure(call, summary)
-        return summary.other is None
+        # The texts may differ and all go on; so they must not stand where the calls are compared.
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        said = yield from self.open(call, digest, always=True)
+        return len(set(said)) == 1
 
     def open(
         self, call: Call, payload: bytes = b"", always: bool = False
