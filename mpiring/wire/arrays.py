@@ -216,7 +216,7 @@ def _has_own_places(x: Array) -> bool:
     dimensions = [(abs(s), n) for s, n in zip(x.strides, x.shape) if n > 1]
     for stride, length in sorted(dimensions):
         if stride < reach:
-            return x.size == 0
+            return bool(x.size == 0)
         reach += stride * (length - 1)
     return True
 
