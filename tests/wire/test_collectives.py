@@ -12,6 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from mpiring.errors import RingError
 from mpiring.wire.collectives import DIRECT_BYTES
+from mpiring.wire.execute import Position
 from wire import reference
 from wire.interleaving import protocols, seeds
 from wire.ranks import Ranks, call, kept
@@ -164,22 +165,30 @@ def test_bits_of_reduce_scatter(case, seed, rendezvous):
         assert same_bits(xs[rank], originals[rank])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_auto_takes_another_path_for_large_arrays_and_the_same_bits(dtype):
-    count = DIRECT_BYTES // np.dtype(dtype).itemsize + 1
-    xs = [reference.varied(dtype, count, rank) for rank in range(3)]
-    want = reference.reduced_flat("sum", xs, "ring")
-    ranks = Ranks(3, 1, None)
-    for small in (0, 1):
-        before = ranks.network.messages
-        cut = [x[small:] for x in xs]
-        want = reference.reduced_flat("sum", cut, "ring")
-        for result in ranks.call("allreduce", lambda r: (cut[r],)):
-            assert same_bits(result, want)
-        direct = ranks.network.messages - before - 3 * 2  # less the opening's
-        # 2 (K-1) messages of each rank either way; the ring needs as many exchanges, direct two.
-        assert direct == 3 * 2 * 2
-    assert ranks.collectives[0].scratch.nbytes > 0
+@pytest.mark.parametrize(
+    "dtype, order, above",
+    [
+        ("float32", "ring", "ring"),
+        ("float16", "ring", "direct"),
+        ("float32", "rank", "direct"),
+    ],
+)
+def test_auto_takes_another_path_for_large_arrays_and_the_same_bits(
+    dtype, order, above
+):
+    limit = DIRECT_BYTES // np.dtype(dtype).itemsize
+    for count, path in ((limit, "direct"), (limit + 1, above)):
+        xs = [reference.varied(dtype, count, rank) for rank in range(3)]
+        want = reference.reduced_flat("sum", xs, order)
+        positions = [Position() for _ in xs]
+
+        def program(rank, collectives):
+            arguments = xs[rank], "sum", None, order, "auto", positions[rank]
+            return (yield from collectives.allreduce(*arguments))
+
+        ranks = Ranks(3, 1, None)
+        assert all(same_bits(result, want) for result in ranks.run(program))
+        assert {position.phase for position in positions} == {f"{path} allreduce"}
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -344,8 +353,6 @@ def test_calls_in_a_row(sequence, seed, rendezvous):
             seen.append((yield from kept(todo)))
         return seen
 
-    for number, (name, who) in enumerate(calls):
-        break
     results = Ranks(size, seed, rendezvous, 16).run(program)
     for number, (name, who) in enumerate(calls):
         seen = [result[number] for result in results]
