@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from launch import Completed, launch
 
 HERE = Path(__file__).parent

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from network.hosts import Hosts, namespaces, processes, remove_stale
-
 from launch import is_alive, wait_until
+from network.hosts import Hosts, namespaces, processes, remove_stale
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

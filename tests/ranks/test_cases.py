@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from mpi4py import MPI
-from ranks.reference import DTYPES, balanced, dtype_of, outcome, same_bits
-from ranks.reference import same_on_all_ranks
+from ranks.reference import (DTYPES, balanced, dtype_of, outcome, same_bits,
+                             same_on_all_ranks)
 
 from mpiring import Ring, average_gradients
 

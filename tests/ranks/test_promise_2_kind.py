@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from ranks.reference import DTYPES, dtype_of, same_bits
 
 
