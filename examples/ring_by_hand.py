@@ -29,13 +29,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import job
 import numpy as np
 from mpi4py import MPI
 
 import mpiring
-from mpiring.plan import (Action, Frame, Schedule, Segments, Step, frames,
-                          ring_allreduce)
+from mpiring.plan import Action, Frame, Schedule, Segments, Step, frames, ring_allreduce
 from mpiring.plan.frames import value_name
 from mpiring.plan.programs import rank_program
 from mpiring.plan.symbolic import Value, ranks_of
@@ -43,6 +41,8 @@ from mpiring.wire.arrays import kind_of
 from mpiring.wire.execute import Position, execute
 from mpiring.wire.memory import Memory, Scratch
 from mpiring.wire.mpi import MPITransport
+
+import job
 
 MOST_RANKS = 9  # a segment's number is a decimal digit
 

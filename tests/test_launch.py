@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from launch import MARK, find_mpi, is_alive, job_processes, launch, wait_until
 
 FINGERPRINT = """

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from launch import Completed, launch
 
 HERE = Path(__file__).parent

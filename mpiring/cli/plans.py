@@ -13,9 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpiring.cli import UsageError
-from mpiring.plan import (ALGORITHMS, Proof, Schedule, bus_factor,
-                          ring_allgather, ring_allreduce, ring_reduce_scatter,
-                          schedule)
+from mpiring.plan import (
+    ALGORITHMS,
+    Proof,
+    Schedule,
+    bus_factor,
+    ring_allgather,
+    ring_allreduce,
+    ring_reduce_scatter,
+    schedule,
+)
 
 RINGS: dict[str, Callable[[int, int], Schedule]] = {
     "allreduce": ring_allreduce,

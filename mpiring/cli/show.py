@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiring.cli import BAD_NEWS, OK, UsageError
-from mpiring.cli.plans import (add_schedule, as_ranks, make_schedule,
-                               order_text, traffic_text)
+from mpiring.cli.plans import (
+    add_schedule,
+    as_ranks,
+    make_schedule,
+    order_text,
+    traffic_text,
+)
 from mpiring.plan import Proof, ScheduleError, svg, table, verify
 
 if TYPE_CHECKING:

@@ -15,8 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpiring.cli import BAD_NEWS, OK, UsageError
-from mpiring.cli.plans import (add_schedule, as_ranks, make_schedule,
-                               order_text, traffic_text)
+from mpiring.cli.plans import (
+    add_schedule,
+    as_ranks,
+    make_schedule,
+    order_text,
+    traffic_text,
+)
 from mpiring.plan import Proof, Schedule, ScheduleError, Step, verify
 
 if TYPE_CHECKING:

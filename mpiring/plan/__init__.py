@@ -8,15 +8,38 @@ Standard library only.
 """
 
 from ..errors import DeadlockError, ScheduleError
-from .cost import (Bound, ClosedForm, Model, Price, algbw, bus_factor, busbw,
-                   closed_form, lower_bound, price)
+from .cost import (
+    Bound,
+    ClosedForm,
+    Model,
+    Price,
+    algbw,
+    bus_factor,
+    busbw,
+    closed_form,
+    lower_bound,
+    price,
+)
 from .draw import svg, table
 from .frames import Frame, Message, frames
-from .schedules import (ALGORITHMS, COLLECTIVES, Action, Form, Receive,
-                        Schedule, Send, Step, direct_allgather,
-                        direct_allreduce, direct_reduce_scatter, from_steps,
-                        ring_allgather, ring_allreduce, ring_reduce_scatter,
-                        schedule)
+from .schedules import (
+    ALGORITHMS,
+    COLLECTIVES,
+    Action,
+    Form,
+    Receive,
+    Schedule,
+    Send,
+    Step,
+    direct_allgather,
+    direct_allreduce,
+    direct_reduce_scatter,
+    from_steps,
+    ring_allgather,
+    ring_allreduce,
+    ring_reduce_scatter,
+    schedule,
+)
 from .segments import Segment, Segments
 from .verify import Proof, verify
 

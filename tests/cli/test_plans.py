@@ -12,9 +12,20 @@ import pytest
 
 from mpiring.cli import main, plans
 from mpiring.cli import verify as verify_command
-from mpiring.plan import (Action, Form, Receive, Send, Step, direct_allreduce,
-                          from_steps, ring_allgather, ring_allreduce,
-                          ring_reduce_scatter, table, verify)
+from mpiring.plan import (
+    Action,
+    Form,
+    Receive,
+    Send,
+    Step,
+    direct_allreduce,
+    from_steps,
+    ring_allgather,
+    ring_allreduce,
+    ring_reduce_scatter,
+    table,
+    verify,
+)
 
 ROOT = Path(__file__).parents[2]
 

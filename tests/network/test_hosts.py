@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import is_alive, wait_until
 from network.hosts import Hosts, namespaces, processes, remove_stale
+
+from launch import is_alive, wait_until
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

@@ -7,11 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
-from ranks.reference import (COMPLEX, DTYPES, FLOATS, HALVES, INTEGERS,
-                             dtype_of, ops_of, outcome, random_array,
-                             same_bits)
 
 from mpiring import Ring
+
+from ranks.reference import (
+    COMPLEX,
+    DTYPES,
+    FLOATS,
+    HALVES,
+    INTEGERS,
+    dtype_of,
+    ops_of,
+    outcome,
+    random_array,
+    same_bits,
+)
 
 ALGORITHMS = ("auto", "ring", "direct")
 

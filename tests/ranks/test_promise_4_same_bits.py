@@ -14,11 +14,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks.reference import (COMPLEX, DTYPES, FLOATS, HALVES, balanced,
-                             dtype_of, ops_of, random_array, reduced,
-                             same_bits, same_on_all_ranks)
 
 from mpiring import Ring, average_gradients
+
+from ranks.reference import (
+    COMPLEX,
+    DTYPES,
+    FLOATS,
+    HALVES,
+    balanced,
+    dtype_of,
+    ops_of,
+    random_array,
+    reduced,
+    same_bits,
+    same_on_all_ranks,
+)
 
 ALGORITHMS = {"ring": ("auto", "ring", "direct"), "rank": ("auto", "direct")}
 ROUNDING = (*FLOATS, *COMPLEX)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ranks.reference import (DTYPES, balanced, dtype_of, fold, ops_of, outcome,
-                             random_array, reduced, same_bits,
-                             same_on_all_ranks)
+
+from ranks.reference import (
+    DTYPES,
+    balanced,
+    dtype_of,
+    fold,
+    ops_of,
+    outcome,
+    random_array,
+    reduced,
+    same_bits,
+    same_on_all_ranks,
+)
 
 pytestmark = pytest.mark.ranks(1, 2)
 LARGE = [np.full(4, value, "f4") for value in (1e8, 1, -1e8, 1)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from mpi4py import MPI
-from wire.conformance import CASES
 
 from mpiring.wire.mpi import MPITransport
+
+from wire.conformance import CASES
 
 SIZE = MPI.COMM_WORLD.size
 

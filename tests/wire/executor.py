@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from wire import reference
-from wire.interleaving import chooser
 
 from mpiring.plan import verify
 from mpiring.plan.programs import rank_program
@@ -15,6 +13,9 @@ from mpiring.wire import arrays, execute, memory
 from mpiring.wire.arithmetic import accumulator
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork
+
+from wire import reference
+from wire.interleaving import chooser
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from wire.interleaving import chooser
-
 from mpiring.wire.agree import Opening
 from mpiring.wire.collectives import Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork, first
+
+from wire.interleaving import chooser
 
 
 class Ranks:

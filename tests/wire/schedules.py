@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from mpiring.plan import (Action, Form, Receive, Send, Step, from_steps,
-                          schedule)
+from mpiring.plan import Action, Form, Receive, Send, Step, from_steps, schedule
 
 STORE, REDUCE, AFTER = Action.STORE, Action.REDUCE, Action.REDUCE_AFTER
 OWN, PARTIAL, RESULT = Form.CONTRIBUTION, Form.PARTIAL, Form.RESULT

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from wire import reference
-from wire.interleaving import protocols, seeds
-from wire.ranks import Ranks, call, kept
-from wire.reference import same_bits
 
 from mpiring.errors import RingError
 from mpiring.wire.collectives import DIRECT_BYTES
 from mpiring.wire.execute import Position
+
+from wire import reference
+from wire.interleaving import protocols, seeds
+from wire.ranks import Ranks, call, kept
+from wire.reference import same_bits
 
 SIZES = [1, 2, 3, 4, 5, 8]
 sizes = st.sampled_from(SIZES)

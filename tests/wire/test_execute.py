@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from wire import executor
-from wire.interleaving import protocols, seeds
-from wire.schedules import ALL, HAND_MADE, OURS
 
 from mpiring.plan import verify
 from mpiring.plan.programs import rank_program
+
+from wire import executor
+from wire.interleaving import protocols, seeds
+from wire.schedules import ALL, HAND_MADE, OURS
 
 KINDS = [
     ("sum", "float32"),

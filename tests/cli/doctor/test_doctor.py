@@ -11,9 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch import find_mpi, job_environment
-from launch import launch as launch_job
-from launch import run as run_command
 
 from mpiring.cli import doctor, main
 from mpiring.cli.doctor import launch
@@ -21,6 +18,10 @@ from mpiring.cli.doctor.child import NodeFacts, RankFacts
 from mpiring.cli.doctor.library import Library
 from mpiring.cli.doctor.machine import Cores, SharedMemory
 from mpiring.cli.doctor.probe import Probe
+
+from launch import find_mpi, job_environment
+from launch import launch as launch_job
+from launch import run as run_command
 
 VERSIONS = {"numpy": "2.4.6", "mpi4py": "4.1.2"}
 OPEN_MPI = Library(

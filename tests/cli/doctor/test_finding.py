@@ -7,8 +7,7 @@ import doctest
 import pytest
 
 from mpiring.cli.doctor import finding
-from mpiring.cli.doctor.finding import (Finding, as_ranges, as_text,
-                                        name_ranks, verdict)
+from mpiring.cli.doctor.finding import Finding, as_ranges, as_text, name_ranks, verdict
 
 FINE = Finding("a", "ok", "found", "known")
 NOTED = Finding("b", "note", "slow", "measured", "buy a faster one")

@@ -7,8 +7,12 @@ import sys
 import pytest
 
 from mpiring.cli.doctor import packages
-from mpiring.cli.doctor.packages import (OPTIONAL, find_packages, judge_needed,
-                                         judge_optional)
+from mpiring.cli.doctor.packages import (
+    OPTIONAL,
+    find_packages,
+    judge_needed,
+    judge_optional,
+)
 
 
 def find(installed, importable):
