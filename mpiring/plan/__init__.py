@@ -14,7 +14,7 @@ from .choice import Choice, best_segments, choices, crossings, winner
 from .cost import Model, Price, price
 from .draw import svg, table
 from .fit import Fit, fit
-from .formulas import ClosedForm, closed_form
+from .formulas import ClosedForm, closed_form, server_form
 from .frames import Frame, Message, frames
 from .rooted import chain_broadcast, chain_reduce, star_broadcast, star_reduce
 from .schedules import (
@@ -80,6 +80,7 @@ __all__ = [
     "ring_allreduce",
     "ring_reduce_scatter",
     "schedule",
+    "server_form",
     "star_broadcast",
     "star_reduce",
     "svg",

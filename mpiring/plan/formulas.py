@@ -34,8 +34,7 @@ and Yuan (2009) for the ring.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from .catalog import check_algorithm
 from .cost import Model
@@ -106,19 +105,67 @@ def closed_form(
         return ClosedForm(0, 0, 0, 0, 0.0)
     rooted = collective in ("broadcast", "reduce")
     pieces = (1 if algorithm == "naive" else segments) if rooted else size
-    return _FORMULAS[collective, algorithm](
-        _Case(
+    p, model = partial_itemsize or itemsize, model or Model(0, 0)
+    case = _Case(size, count, pieces, itemsize, p, model)
+    return _FORMULAS[collective, algorithm](case)
+
+
+def server_form(
+    form: str,
+    size: int,
+    count: int,
+    itemsize: int = 4,
+    model: Model | None = None,
+    *,
+    partial_itemsize: int | None = None,
+    segments: int = 1,
+) -> ClosedForm:
+    """The lecture's parameter server, which is an all-reduce: a reduce to it, then a broadcast from it.
+
+    Seconds and exchanges are the sum of the two: the root is the last to be done with the first and the one
+    on which the second waits.  In a star the root moves ``(K-1) N w`` bytes each way; in a chain a rank that
+    is neither end of it moves ``N p``, then ``N w``.
+
+    >>> for form in ("star", "chain"):
+    ...     print(server_form(form, 5, 1000, 1, Model(alpha=0, beta=1), segments=100).seconds)
+    8000.0
+    2060.0
+
+    Args:
+        form: ``"star"`` or ``"chain"``; the other arguments are those of :func:`closed_form`.
+
+    Raises:
+        ValueError: for another form, or a number that is too small.
+
+    Source: the lecture, sections 2.2 and 2.3.
+    """
+    names = {"star": ("direct", "direct"), "chain": ("ring", "pipelined")}
+    if form not in names:
+        raise ValueError(f"server_form: unknown form {form!r}; known: star, chain")
+    reduce, broadcast = (
+        closed_form(
+            collective,
+            algorithm,
             size,
             count,
-            pieces,
             itemsize,
-            partial_itemsize or itemsize,
-            model or Model(0, 0, 0),
+            model,
+            partial_itemsize=partial_itemsize,
+            segments=segments,
         )
+        for collective, algorithm in zip(("reduce", "broadcast"), names[form])
     )
+    total = _sum(reduce, broadcast)
+    if size > 2 and form == "chain":
+        return total
+    # The rank that is busiest in one of them is not in the other: a star's root sends only in the second.
+    sent = max(reduce.sent_bytes, broadcast.sent_bytes)
+    received = max(reduce.received_bytes, broadcast.received_bytes)
+    return replace(total, sent_bytes=sent, received_bytes=received)
 
 
-class _Case(NamedTuple):
+@dataclass(frozen=True)
+class _Case:
     """What the formulas depend on, and the names that they have for it."""
 
     size: int
