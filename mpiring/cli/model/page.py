@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mpiring.cli.quantities import bytes_text, seconds_text, speed_text
 from mpiring.plan import Fit, winner
@@ -90,7 +91,7 @@ def _schedules(question: Question) -> str:
         rows.append(
             [
                 item["algorithm"],
-                f"{item['segments']:,}",
+                f"{item['segments']:,}" if _has_segments(question, item) else "",
                 f"{item['steps']:,}",
                 f"{item['at_once']:,}",
                 bytes_text(item["bytes"]),
@@ -108,16 +109,22 @@ def _schedules(question: Question) -> str:
             "",
             bytes_text(bound["bytes"]),
             seconds_text(bound["seconds"]),
-            "1",
+            "",
             "",
         ]
     )
-    if all(item["segments"] == 1 for item in answer["schedules"]):
+    if not any(row[1] for row in rows[1:]):
         rows = [[row[0], *row[2:]] for row in rows]
     note = "bytes: through the busiest rank's link, one way; at once: its messages in one step"
     if question.servers():
         note += "\nserver: the lecture's parameter server, a reduce and then a broadcast, for comparison"
     return f"{_columns(rows)}\n{note}"
+
+
+def _has_segments(question: Question, item: Mapping[str, Any]) -> bool:
+    """Whether the schedule could have any number of them, not one for each rank."""
+    rooted = question.collective in ("broadcast", "reduce")
+    return rooted or item["algorithm"] not in question.among
 
 
 def _where(question: Question) -> str:
