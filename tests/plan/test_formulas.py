@@ -13,7 +13,6 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan.compose import composed
 
 from mpiring.plan import (
     COLLECTIVES,
@@ -37,6 +36,8 @@ from mpiring.plan import (
 )
 from mpiring.plan.formulas import _FORMULAS
 
+from plan.compose import composed
+
 MODEL = Model(alpha=100_000, beta=10, gamma=3)
 MODELS = [MODEL, Model(0, 1), Model(7, 0, 2), Model(1, 5, 11)]
 NAMES = [(c, a) for c in COLLECTIVES for a in algorithms(c)]
@@ -47,9 +48,7 @@ WIDTHS = [(4, None), (2, 4), (8, 3)]  # of an element, of one of a partial
 def check(collective, algorithm, size, count, segments, root, widths, model):
     """The formula says of the schedule what running it shows."""
     itemsize, partial = widths
-    made = schedule(
-        collective, size, algorithm=algorithm, root=root, segments=segments
-    )
+    made = schedule(collective, size, algorithm=algorithm, root=root, segments=segments)
     found = price(made, count, itemsize, model, partial_itemsize=partial)
     turns = price(made, count, itemsize, Model(alpha=1, beta=0))
     formula = closed_form(
@@ -85,9 +84,7 @@ def test_every_small_case(collective, algorithm, size):
         root = count % size if rooted else None
         for widths in WIDTHS if count in (9, 15) else WIDTHS[:1]:
             model = MODELS[(count + segments) % 4]
-            check(
-                collective, algorithm, size, count, segments, root, widths, model
-            )
+            check(collective, algorithm, size, count, segments, root, widths, model)
 
 
 @given(

@@ -18,10 +18,6 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from plan.mutations import mutants, programs_of, rebuild
-from plan.simulator import count_orders, is_right, promise_of
-from plan.written import CASES as WRITTEN_CASES
-from plan.written import written
 
 from mpiring.plan import (
     ScheduleError,
@@ -33,6 +29,11 @@ from mpiring.plan import (
     ring_reduce_scatter,
     verify,
 )
+
+from plan.mutations import mutants, programs_of, rebuild
+from plan.simulator import count_orders, is_right, promise_of
+from plan.written import CASES as WRITTEN_CASES
+from plan.written import written
 
 BUILT = {
     "ring reduce_scatter": ring_reduce_scatter,

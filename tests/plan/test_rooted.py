@@ -10,7 +10,6 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan.compose import composed
 
 from mpiring.plan import (
     Action,
@@ -29,6 +28,8 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.programs import rank_program
+
+from plan.compose import composed
 
 SIZES = range(1, 33)
 

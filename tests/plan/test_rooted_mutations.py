@@ -11,9 +11,6 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from plan.mutations import mutants, rebuild
-from plan.simulator import is_right, promise_of
-from plan.test_mutations import HARMLESS, STRICTER, rule_of
 
 from mpiring.plan import (
     ScheduleError,
@@ -23,6 +20,10 @@ from mpiring.plan import (
     star_reduce,
     verify,
 )
+
+from plan.mutations import mutants, rebuild
+from plan.simulator import is_right, promise_of
+from plan.test_mutations import HARMLESS, STRICTER, rule_of
 
 MADE = {
     "chain broadcast": chain_broadcast,

@@ -129,6 +129,8 @@ def _has_segments(question: Question, item: Mapping[str, Any]) -> bool:
 
 def _where(question: Question) -> str:
     """Who wins where."""
+    if question.size == 1:
+        return "one rank has nothing to send"
     found = question.crossings()
     first = found[0][1]
     if len(found) == 1:
