@@ -41,6 +41,8 @@ def test_ranks(size, pytestconfig, show_at_end):
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_on_a_device(size, show_at_end):
     job = run_ranks(size, HERE / "ranks", "gpu", "-q", timeout=300)
+    if re.search(r"^\d+ deselected in|no tests ran", job.stdout, re.MULTILINE):
+        pytest.skip("no test in tests/ranks is marked gpu")
     show_at_end(job.stdout)
     assert job.returncode == 0, str(job)
     assert passed(job) > 0, str(job)
