@@ -152,9 +152,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"limit(seconds): may take longer than {LIMIT}")
     settings.load_profile("ranks")
     if WORLD.rank > 0:  # the report and the cache are rank 0's
+        plugins = config.pluginmanager
         for name in ("terminalreporter", "lfplugin", "nfplugin"):
-            if plugin := config.pluginmanager.get_plugin(name):
-                config.pluginmanager.unregister(plugin)
+            if plugin := plugins.get_plugin(name):
+                plugins.unregister(plugin)
+        silent = pytest.TerminalReporter(config, open(os.devnull, "w"))
+        plugins.register(silent, "terminalreporter")
 
 
 def pytest_collection_modifyitems(
