@@ -1,0 +1,260 @@
+"""Averaging gradients: named arrays in, their average over the ranks out.
+
+Rules:
+
+* gradients pair by *name*, the keys and indices that lead to them, never by the order they are listed in;
+* a gradient that is None on some ranks counts as zeros there; None on all ranks stays None;
+* gradients of one dtype travel together, in *buckets*: flat buffers of about ``bucket_bytes``, because a
+  ring pays for each call.  Which gradients share a bucket follows from names, sizes and dtypes alone, so it
+  is the same on every rank and in every run;
+* what ranks mean differently (a name on one rank only, two shapes) is an error on every rank, before any
+  gradient moves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..plan.segments import Segments
+from ..wire.arithmetic import Array, check_op
+from ..wire.arrays import kind_named, kind_of
+
+if TYPE_CHECKING:
+    from ..ring import Ring
+
+Name = tuple[Any, ...]  # the keys and indices that lead to a gradient
+
+
+class Signature(NamedTuple):
+    """What must agree about a gradient; ``dtype`` is None where a rank has no gradient."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[int, ...]
+    kind: str
+
+
+def average_gradients(
+    grads: Any,
+    ring: Ring,
+    *,
+    op: Any = "avg",
+    order: str = "ring",
+    bucket_bytes: int | None = 25 << 20,
+) -> Any:
+    """The gradients' average over the ranks of a ring: collective.
+
+    Args:
+        grads: a list, tuple or dict of arrays, numbers and None, or a nest of those.  Names (str or int
+            keys, indices) must be the same on all ranks, in any order.
+        ring: where to average.
+        op: ``"avg"``, or another operation of :meth:`mpiring.Ring.allreduce`.
+        order: ``"ring"``, or ``"rank"`` for bits that do not depend on the buckets.
+        bucket_bytes: gradients are joined up to this many bytes; larger means fewer calls, smaller means
+            less memory (buckets are copies).  None joins all of a dtype.
+
+    Returns:
+        the same nest with new arrays; None where no rank has a gradient.
+
+    Raises:
+        TypeError, ValueError: on every rank, naming the gradient and the ranks.
+    """
+    failure: Exception | None = None
+    leaves: dict[str, Any] = {}
+    signatures: list[Signature] = []
+    try:
+        if bucket_bytes is not None and (
+            not isinstance(bucket_bytes, int)
+            or isinstance(bucket_bytes, bool)
+            or bucket_bytes < 1
+        ):
+            raise ValueError(
+                f"bucket_bytes must be 1 or more, or None, got {bucket_bytes!r}"
+            )
+        for name, leaf in sorted(
+            _leaves(grads, ()), key=lambda item: _sort_key(item[0])
+        ):
+            text = _text(name)
+            leaves[text] = leaf
+            signatures.append(_signature(text, leaf, op))
+    except Exception as error:
+        failure = error
+    settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
+    said = json.dumps([settings, signatures])
+    if not ring.exchange("average_gradients", said, failure):
+        signatures = _merge(_everyone_says(ring, said))
+    averaged = _average(leaves, signatures, ring, op, order, bucket_bytes)
+    return _rebuilt(grads, (), averaged)
+
+
+def _signature(name: str, leaf: Any, op: Any) -> Signature:
+    if leaf is None:
+        return Signature(name, None, (), "")
+    try:
+        kind = kind_of(leaf)
+        array = kind.as_array(leaf)
+        dtype = kind.dtype_name(array)
+        if isinstance(op, str):
+            check_op(op, dtype)
+    except TypeError as error:
+        raise TypeError(f"gradient {name}: {error}") from None
+    return Signature(name, dtype, tuple(array.shape), kind.name)
+
+
+# ---- what the ranks have --------------------------------------------------------------------------
+
+
+def _everyone_says(ring: Ring, said: str) -> list[str]:
+    """The texts of all ranks."""
+    import numpy as np
+
+    data = np.frombuffer(said.encode(), np.uint8)
+    lengths = ring.allgather(np.array([data.size], np.int64))
+    joined = ring.allgather(data)
+    return [
+        joined[part.slice].tobytes().decode()
+        for part in Segments.of_lengths(list(map(int, lengths)))
+    ]
+
+
+def _merge(texts: list[str]) -> list[Signature]:
+    """The gradients that any rank has; raises, alike on every rank, where the ranks differ."""
+    merged: dict[str, Signature] = {}
+    owner: dict[str, int] = {}
+    settings, entries = zip(*(json.loads(text) for text in texts))
+    for rank, theirs in enumerate(settings):
+        if theirs != settings[0]:
+            raise ValueError(
+                f"average_gradients: rank {rank} passed {theirs}, rank 0 passed {settings[0]}; "
+                "pass the same on every rank"
+            )
+    names = [{entry[0] for entry in of_rank} for of_rank in entries]
+    for rank, of_rank in enumerate(names):
+        for one, other, a, b in (
+            (names[0], of_rank, 0, rank),
+            (of_rank, names[0], rank, 0),
+        ):
+            if one - other:
+                raise ValueError(
+                    f"average_gradients: rank {a} has a gradient named {min(one - other)}, rank {b} "
+                    "has none; pass the same names on every rank, with None where there is no gradient"
+                )
+    for rank, of_rank in enumerate(entries):
+        for name, dtype, shape, kind in of_rank:
+            new = Signature(name, dtype, tuple(shape), kind)
+            old = merged.get(name)
+            if old is None or old.dtype is None:
+                merged[name] = new
+                owner[name] = rank
+            elif dtype is not None and new != old:
+                raise ValueError(
+                    f"average_gradients: gradient {name}: rank {rank} has a {_words(new)}, "
+                    f"rank {owner[name]} a {_words(old)}; it must be the same on every rank"
+                )
+    return list(merged.values())
+
+
+def _words(signature: Signature) -> str:
+    shape = ",".join(map(str, signature.shape))
+    return f"{signature.kind} {signature.dtype}[{shape}]"
+
+
+# ---- buckets --------------------------------------------------------------------------------------
+
+
+def _average(
+    leaves: dict[str, Any],
+    signatures: list[Signature],
+    ring: Ring,
+    op: Any,
+    order: str,
+    bucket_bytes: int | None,
+) -> dict[str, Array]:
+    started = []
+    for bucket in _buckets(signatures, bucket_bytes):
+        kind = kind_named(bucket[0].kind)
+        parts = Segments.of_lengths([_count(signature.shape) for signature in bucket])
+        flat = kind.empty(parts.count, bucket[0].dtype)
+        views = {}
+        for signature, part in zip(bucket, parts):
+            view = flat[part.slice].reshape(signature.shape)
+            leaf = leaves[signature.name]
+            view[...] = 0 if leaf is None else kind.as_array(leaf)
+            views[signature.name] = view
+        work = ring.allreduce(flat, op, out=flat, order=order, async_op=True)
+        started.append((work, views))
+    averaged: dict[str, Array] = {}
+    for work, views in started:
+        work.wait()
+        averaged.update(views)
+    return averaged
+
+
+def _buckets(
+    signatures: list[Signature], bucket_bytes: int | None
+) -> Iterator[list[Signature]]:
+    """Gradients that travel together: of one dtype and kind, in order of their names."""
+    groups: dict[tuple[str, str], list[Signature]] = {}
+    for signature in signatures:
+        if signature.dtype is not None:
+            groups.setdefault((signature.dtype, signature.kind), []).append(signature)
+    for (dtype, kind), group in groups.items():
+        itemsize = kind_named(kind).itemsize(dtype)
+        bucket: list[Signature] = []
+        nbytes = 0
+        for signature in group:
+            more = _count(signature.shape) * itemsize
+            if bucket and bucket_bytes is not None and nbytes + more > bucket_bytes:
+                yield bucket
+                bucket, nbytes = [], 0
+            bucket.append(signature)
+            nbytes += more
+        yield bucket
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+# ---- nests ----------------------------------------------------------------------------------------
+
+
+def _leaves(nest: Any, name: Name) -> Iterator[tuple[Name, Any]]:
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            if not isinstance(key, (str, int)):
+                raise TypeError(
+                    f"gradient names must be str or int, got {key!r} in {_text(name) or 'the dict'}"
+                )
+            yield from _leaves(value, (*name, key))
+    elif isinstance(nest, (list, tuple)):
+        for index, value in enumerate(nest):
+            yield from _leaves(value, (*name, index))
+    else:
+        yield name, nest
+
+
+def _rebuilt(nest: Any, name: Name, averaged: dict[str, Array]) -> Any:
+    if isinstance(nest, dict):
+        return {
+            key: _rebuilt(value, (*name, key), averaged) for key, value in nest.items()
+        }
+    if isinstance(nest, (list, tuple)):
+        items = [_rebuilt(value, (*name, i), averaged) for i, value in enumerate(nest)]
+        if isinstance(nest, list):
+            return items
+        return type(nest)(*items) if hasattr(nest, "_fields") else tuple(items)
+    return averaged.get(_text(name))
+
+
+def _text(name: Name) -> str:
+    return "".join(f"[{key!r}]" for key in name)
+
+
+def _sort_key(name: Name) -> list[tuple[str, Any]]:
+    return [(type(key).__name__, key) for key in name]

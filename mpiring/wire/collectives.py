@@ -1,0 +1,338 @@
+"""One rank's part of each collective, from the user's array to the result, as a program.
+
+Every collective has the same four parts:
+
+1. *prepare*: look at the arguments, take all memory.  Whatever goes wrong here is kept, not raised;
+2. *open*: the opening exchange tells every rank of all ranks' failures and differences, and all raise alike
+   (promise 5).  After it nothing can fail on one rank alone;
+3. *execute* the schedule;
+4. write the result to where the user wants it.
+
+The path (which schedule) depends only on what the opening exchange has shown to be equal on all ranks, so
+all ranks take the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from ..plan.programs import RankProgram, rank_program
+from ..plan.schedules import ALGORITHMS, schedule
+from ..plan.segments import Segments
+from . import arithmetic
+from .agree import Opening
+from .arithmetic import Array
+from .calls import Call, difference
+from .execute import Position, execute
+from .memory import Memory, Scratch
+from .operands import Operand, checked_output, flat_input, operand, output
+from .transport import Program, Transport
+
+# Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
+DIRECT_BYTES = 64 << 10
+
+Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
+
+
+class Collectives:
+    """The collectives of one rank of a ring.
+
+    Args:
+        transport: carries the messages.
+        opening: the ring's opening exchange.
+        tag: of the schedules' messages.
+        check: whether calls open with the exchange.
+        library: the MPI's own collectives; none for a transport without MPI.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        opening: Opening,
+        tag: int,
+        *,
+        check: bool = True,
+        library: Library | None = None,
+    ) -> None:
+        self.transport = transport
+        self.scratch = Scratch()
+        self._opening = opening
+        self._tag = tag
+        self._check = check
+        self._library = library
+
+    # ---- the collectives --------------------------------------------------------------------------
+
+    def allreduce(
+        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+    ) -> Program[Array]:
+        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
+        call = Call("allreduce")
+        with call.local():
+            source = operand(x)
+            path = self._path(call, source, op, order, algorithm)
+            target = output(source, out, source.array.shape)
+            flat = flat_input(source, target)
+            segments = Segments(flat.size, self.transport.size)
+
+            def everywhere(segment: int) -> Array:
+                return target.flat[segments[segment].slice]
+
+            memory = self._memory(path, source, segments, flat, everywhere, op)
+        yield from self.open(call)
+        if memory is None:
+            yield from self._reduce_by_library(
+                "allreduce", source, flat, op, target.flat, position
+            )
+        else:
+            yield from execute(memory, self.transport, self._tag, position)
+        return target.done()
+
+    def reduce_scatter(
+        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+    ) -> Program[Array]:
+        """This rank's segment of the reduction; see :meth:`mpiring.Ring.reduce_scatter`."""
+        call = Call("reduce_scatter")
+        with call.local():
+            source = operand(x)
+            path = self._path(call, source, op, order, algorithm)
+            segments = Segments(source.array.size, self.transport.size)
+            mine = segments[self.transport.rank]
+            target = output(source, out, (mine.length,))
+            flat = flat_input(source, target, part=mine.slice)
+
+            def at_home(segment: int) -> Array | None:
+                return target.flat if segment == self.transport.rank else None
+
+            memory = self._memory(path, source, segments, flat, at_home, op)
+        yield from self.open(call)
+        if memory is None:
+            yield from self._reduce_by_library(
+                "reduce_scatter", source, flat, op, target.flat, position, segments
+            )
+        else:
+            yield from execute(memory, self.transport, self._tag, position)
+        return target.done()
+
+    def allgather(
+        self, x: Any, out: Any, algorithm: Any, position: Position
+    ) -> Program[Array]:
+        """The ranks' arrays behind each other; see :meth:`mpiring.Ring.allgather`."""
+        call = Call("allgather")
+        rank, size = self.transport.rank, self.transport.size
+        payload = b""
+        with call.local():
+            source = operand(x)
+            trailing = source.array.shape[1:]
+            call.fields = (
+                ("dtype", source.dtype),
+                ("dimensions", str(max(source.array.ndim, 1))),
+                ("trailing dimensions", str(list(trailing))),
+                ("algorithm", str(algorithm)),
+            )
+            _known("algorithm", algorithm, ("auto", "mpi", *ALGORITHMS))
+            self._need_library(algorithm)
+            given = -1
+            if out is not None:
+                wanted = checked_output(source, out)
+                if wanted.shape[1:] != trailing or wanted.ndim != max(
+                    source.array.ndim, 1
+                ):
+                    raise ValueError(
+                        f"out has shape {wanted.shape}, expected (sum of lengths, "
+                        f"{', '.join(map(str, trailing))}) with x of shape {source.array.shape}"
+                    )
+                given = len(wanted)
+            length = source.array.shape[0] if source.array.ndim else 1
+            payload = struct.pack("<qq", length, given)
+        # Even unchecked, the lengths must be known.
+        said = yield from self.open(call, payload, always=True)
+        lengths, outs = zip(*(struct.unpack("<qq", item) for item in said))
+        total = sum(lengths)
+        for other, given in enumerate(outs):
+            if given not in (-1, total):
+                raise ValueError(
+                    f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
+                    f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
+                )
+        position.phase = "taking memory for the result"
+        width = source.array.size // length if length else _product(trailing)
+        target = output(source, out, (total, *trailing))
+        flat_out = target.flat
+        segments = Segments.of_lengths([n * width for n in lengths])
+        mine = flat_out[segments[rank].slice]
+        flat = source.kind.flat(source.array)
+        if not source.kind.same_memory(flat, mine):
+            mine[...] = (
+                source.kind.copied(flat) if source.kind.overlaps(flat, mine) else flat
+            )
+        if algorithm == "mpi":
+            position.phase = "the MPI's allgather"
+            assert self._library is not None
+            counts = [segment.length * mine.dtype.itemsize for segment in segments]
+            yield from self._library["allgather"](source.kind.message(flat_out), counts)
+        else:
+            name = "ring" if algorithm == "auto" else algorithm
+            path = _program("allgather", size, rank, name, "ring", False)
+            memory = Memory(
+                source.kind,
+                path,
+                segments,
+                None,
+                lambda segment: flat_out[segments[segment].slice],
+                "max",
+                source.dtype,
+                self.scratch,
+            )
+            yield from execute(memory, self.transport, self._tag, position)
+        return target.done()
+
+    def barrier(self, position: Position) -> Program[None]:
+        """The opening exchange alone: it ends when it has heard of every rank."""
+        yield from self.open(Call("barrier"), always=True)
+
+    def exchange(
+        self, name: str, text: str, failure: Exception | None
+    ) -> Program[bool]:
+        """Whether all ranks say the same ``text``; raises on all if one fails or calls something else."""
+        call = Call(name)
+        call.failure = failure
+        # The texts may differ and all go on; so they must not stand where the calls are compared.
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        said = yield from self.open(call, digest, always=True)
+        return len(set(said)) == 1
+
+    def open(
+        self, call: Call, payload: bytes = b"", always: bool = False
+    ) -> Program[list[bytes]]:
+        """The opening exchange; raises alike on every rank unless all mean the same and none failed.
+
+        Args:
+            call: what this rank was asked to do.
+            payload: a few bytes for every rank.
+            always: exchange even in a ring that does not check.
+
+        Returns:
+            the ranks' payloads, in rank order; none if there was no exchange.
+        """
+        if not (self._check or always):
+            if call.failure is not None:
+                raise call.failure
+            return []
+        summary, payloads = yield from self._opening.exchange(
+            call.text(), call.failure_text(self.transport.rank), payload
+        )
+        error = call.error(summary, self.transport.rank)
+        if error is not None:
+            raise error
+        if summary.other is not None:
+            raise difference(summary)
+        return payloads
+
+    # ---- their common parts -----------------------------------------------------------------------
+
+    def _path(
+        self,
+        call: Call,
+        source: Operand,
+        op: Any,
+        order: Any,
+        algorithm: Any,
+    ) -> RankProgram | None:
+        """Check the arguments of a reduction and choose its schedule; None for the MPI's own."""
+        call.fields = (
+            ("array", source.description),
+            ("op", str(op)),
+            ("order", str(order)),
+            ("algorithm", str(algorithm)),
+        )
+        arithmetic.check_op(op, source.dtype)
+        _known("order", order, ("ring", "rank"))
+        _known("algorithm", algorithm, ("auto", "mpi", *ALGORITHMS))
+        self._need_library(algorithm)
+        if algorithm == "mpi":
+            return None
+        wide = arithmetic.accumulator(op, source.dtype) != source.dtype
+        if algorithm == "auto":
+            # Wide partials would double a ring's bytes; a direct exchange sends the inputs as they are.
+            small = (
+                source.array.size * source.kind.itemsize(source.dtype) <= DIRECT_BYTES
+            )
+            algorithm = "direct" if small or wide or order == "rank" else "ring"
+        size, rank = self.transport.size, self.transport.rank
+        return _program(call.name, size, rank, algorithm, order, wide)
+
+    def _memory(
+        self,
+        path: RankProgram | None,
+        source: Operand,
+        segments: Segments,
+        flat: Array,
+        result: Callable[[int], Array | None],
+        op: str,
+    ) -> Memory | None:
+        if path is None:
+            return None
+        return Memory(
+            source.kind, path, segments, flat, result, op, source.dtype, self.scratch
+        )
+
+    def _need_library(self, algorithm: str) -> None:
+        if algorithm == "mpi" and self._library is None:
+            raise ValueError("algorithm='mpi' needs a ring over MPI")
+
+    def _reduce_by_library(
+        self,
+        name: str,
+        source: Operand,
+        flat: Array,
+        op: str,
+        flat_out: Array,
+        position: Position,
+        segments: Segments | None = None,
+    ) -> Program[None]:
+        """The MPI's own reduction, in the accumulator's dtype; then finished by us."""
+        assert self._library is not None
+        position.phase = f"the MPI's {name}"
+        kind = source.kind
+        wide = arithmetic.library_dtype(op, source.dtype)
+        total = flat_out
+        if wide != source.dtype:
+            narrow, flat = flat, kind.empty(flat.size, wide)
+            flat[...] = narrow
+            total = flat if segments is None else kind.empty(flat_out.size, wide)
+        kind.message(flat)
+        if segments is None:
+            if total is not flat:
+                total[...] = flat
+            yield from self._library[name](total, op, wide)
+        else:
+            counts = [segment.length for segment in segments]
+            yield from self._library[name](flat, op, total, wide, counts)
+        kind.finish(op, self.transport.size, total, flat_out)
+
+
+@lru_cache(maxsize=256)
+def _program(
+    collective: str, size: int, rank: int, algorithm: str, order: str, wide: bool
+) -> RankProgram:
+    plan = schedule(collective, size, algorithm=algorithm, order=order)
+    return rank_program(plan, rank, wide=wide)
+
+
+def _known(what: str, value: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(
+            f"unknown {what} {value!r}; known: {', '.join(map(repr, known))}"
+        )
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product

@@ -1,0 +1,148 @@
+"""MPI as a transport, and the few things of MPI that a ring needs besides: the only file that imports it.
+
+* :class:`MPITransport` moves bytes over a communicator that is the ring's own, so nothing here can match
+  a message of the user's.
+* :func:`op_name` takes mpi4py's operations for ours.
+* :func:`library` is ``algorithm="mpi"``: the MPI's own non-blocking collectives.
+* :func:`install_excepthook` ends the whole job when one rank dies of an exception.
+
+Tags 0 to 16383 are the user's, for ``send`` and ``recv``; ours lie above.  MPI grants at least 32767.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from mpi4py import MPI
+
+from .transport import Buffer, Program, Request, Transport, wait
+
+TAG_UPPER_USER = 1 << 14  # the first tag that is not the user's
+TAG_STEP, TAG_OPEN, TAG_STATUS = range(TAG_UPPER_USER, TAG_UPPER_USER + 3)
+
+_OPS = {
+    "sum": MPI.SUM,
+    "avg": MPI.SUM,
+    "prod": MPI.PROD,
+    "min": MPI.MIN,
+    "max": MPI.MAX,
+}
+_TYPES = {
+    "bool": MPI.UINT8_T,
+    "float32": MPI.FLOAT,
+    "float64": MPI.DOUBLE,
+    "complex64": MPI.C_FLOAT_COMPLEX,
+    "complex128": MPI.C_DOUBLE_COMPLEX,
+    **{f"int{bits}": getattr(MPI, f"INT{bits}_T") for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": getattr(MPI, f"UINT{bits}_T") for bits in (8, 16, 32, 64)},
+}
+
+
+def op_name(op: object) -> object:
+    """``MPI.SUM`` and friends by our names; anything else unchanged."""
+    if isinstance(op, MPI.Op):
+        for name in ("sum", "prod", "min", "max"):
+            if op == _OPS[name]:
+                return name
+        return "an MPI.Op that is not MPI.SUM, PROD, MIN or MAX"
+    return op
+
+
+class MPIRequest(Request):
+    """One MPI message, and its buffer: held until the message is complete."""
+
+    __slots__ = ("verb", "peer", "_request")
+
+    def __init__(self, verb: str, peer: int, request: MPI.Request) -> None:
+        self.verb = verb
+        self.peer = peer
+        self._request = request
+
+    def test(self) -> bool:
+        # A request that was complete is MPI_REQUEST_NULL, which tests true.
+        return self._request.Test()
+
+
+class MPITransport(Transport):
+    """The ranks of a communicator of our own."""
+
+    def __init__(self, comm: MPI.Intracomm, message_bytes: int) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), message_bytes)
+        self.comm = comm
+
+    def post_send(self, buffer: Buffer, dest: int, tag: int) -> Request:
+        request = self.comm.Isend([buffer, len(buffer), MPI.BYTE], dest, tag)
+        return MPIRequest("send to", dest, request)
+
+    def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
+        request = self.comm.Irecv([buffer, len(buffer), MPI.BYTE], source, tag)
+        return MPIRequest("receive from", source, request)
+
+    def take_status(self) -> tuple[int, bytes] | None:
+        """A status message that has arrived, as (source, text), or None; never blocks."""
+        status = MPI.Status()
+        if not self.comm.Iprobe(MPI.ANY_SOURCE, TAG_STATUS, status):
+            return None
+        text = bytearray(status.Get_count(MPI.BYTE))
+        self.comm.Recv([text, len(text), MPI.BYTE], status.Get_source(), TAG_STATUS)
+        return status.Get_source(), bytes(text)
+
+
+def library(transport: MPITransport) -> dict[str, Callable[..., Program[None]]]:
+    """The MPI's own non-blocking collectives on flat buffers, as programs, by name.
+
+    ``allreduce(x, op, dtype)`` works in place; ``reduce_scatter(x, op, out, dtype, counts)`` gives each
+    rank its elements; ``allgather(out, counts)`` gathers bytes, mine already in their place.  ``avg`` sums.
+    """
+    comm = transport.comm
+
+    def allreduce(x: Any, op: str, dtype: str) -> Program[None]:
+        return _finished(comm.Iallreduce(MPI.IN_PLACE, [x, _TYPES[dtype]], _OPS[op]))
+
+    def reduce_scatter(
+        x: Any, op: str, out: Any, dtype: str, counts: list[int]
+    ) -> Program[None]:
+        kind = _TYPES[dtype]
+        return _finished(comm.Ireduce_scatter([x, kind], [out, kind], counts, _OPS[op]))
+
+    def allgather(out: Any, counts: list[int]) -> Program[None]:
+        return _finished(comm.Iallgatherv(MPI.IN_PLACE, [out, counts, MPI.BYTE]))
+
+    return {
+        "allreduce": allreduce,
+        "reduce_scatter": reduce_scatter,
+        "allgather": allgather,
+    }
+
+
+def _finished(request: MPI.Request) -> Program[None]:
+    yield from wait(
+        MPIRequest("finish the MPI's own collective with", MPI.PROC_NULL, request)
+    )
+
+
+_previous_hook: Any = None
+
+
+def install_excepthook() -> None:
+    """Abort the job when an exception ends this rank: the others would wait for it for ever.
+
+    Chained: the hook that was there runs first, so the traceback is printed as ever.
+    """
+    global _previous_hook
+    if _previous_hook is None:
+        _previous_hook = sys.excepthook
+        sys.excepthook = _abort_after_report
+
+
+def _abort_after_report(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    _previous_hook(kind, error, traceback)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(1)

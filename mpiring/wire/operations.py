@@ -1,0 +1,328 @@
+"""Operations on one ring: they run one after another, in call order, as far as somebody polls (promise 8).
+
+The queue holds programs.  Only the first runs; polling advances it until it waits for a message.  A blocking
+call polls until its own operation is done, and so progresses the earlier ones.  No thread is involved.
+
+Waiting (promise 6)
+    A poll loop tests, then lets other processes run: there may be more ranks than cores.  When a deadline
+    passes, the ring is broken: its buffers are kept alive for ever, since MPI may still write to them.
+    Before raising, the ranks that timed out tell each other where they are; ranks that wait with a later
+    deadline answer too.  Who stays silent is in no call of this ring, and is most likely to blame; the
+    neighbour waited for is often innocent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from ..errors import RingError, RingTimeout
+from .communicators import Lease
+from .execute import Position
+from .mpi import TAG_STATUS, MPITransport
+from .transport import Program, Request
+
+T = TypeVar("T")
+
+GRACE_SECONDS = (
+    1.0  # for the answers of ranks that wait too: they poll for questions all the time
+)
+_SPINS = 200  # tests before a waiting rank yields its core
+_PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
+_NAP_SECONDS = 50e-6
+
+yield_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+_abandoned: list[Any] = (
+    []
+)  # operations of broken rings: MPI may still use their buffers
+
+
+class Operation(Generic[T]):
+    """One call on a ring."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        program: Program[T],
+        position: Position,
+        timeout: float | None,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.position = position
+        self.timeout = timeout
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.done = False
+        self.waits_for: Request | None = None
+        self._program: Program[T] | None = program
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def advance(self) -> None:
+        """Go on until it waits or is done."""
+        assert self._program is not None
+        try:
+            self.waits_for = next(self._program)
+        except StopIteration as stop:
+            self.finish(stop.value, None)
+        except Exception as error:
+            self.finish(None, error)
+        except (
+            BaseException
+        ) as error:  # an interrupt: the program is gone in the middle of its work
+            self.finish(None, error)
+            raise
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed without the other ranks: interrupted, or after they had agreed to go on."""
+        if self._error is None:
+            return False
+        return not (isinstance(self._error, Exception) and self.position.is_opening)
+
+    def finish(self, result: T | None, error: BaseException | None) -> None:
+        """Keep the outcome and let go of everything else."""
+        self._result, self._error = result, error
+        self._program = self.waits_for = None
+        self.done = True
+
+    def outcome(self) -> T:
+        """The result, or the error raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    def __str__(self) -> str:
+        waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
+        return f"{self.name} (call {self.number} on this ring; {self.position}{waits})"
+
+
+class Operations:
+    """The operations of one ring on one rank.
+
+    Args:
+        transport: of the ring.
+        lease: its communicator, given back when this object is dropped with nothing left to do.
+    """
+
+    def __init__(self, transport: MPITransport, lease: Lease) -> None:
+        self._transport = transport
+        self._lease = lease
+        self._queue: deque[Operation[Any]] = deque()
+        self._started = 0
+        self.broken: str | None = None
+        self._answered: set[int] = set()
+        self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
+        self._release = weakref.finalize(self, _give_back, lease, self._queue)
+        self._release.atexit = False
+
+    def release(self) -> None:
+        """Give the communicator back now.  Local: it is only queued for the next ring."""
+        self._release()
+
+    def drain(self) -> None:
+        """Wait until nothing is left to do.  What went wrong in an operation stays with its ``Work``."""
+        while self._queue:
+            try:
+                self.wait(self._queue[-1])
+            except Exception:
+                if self.broken is not None:
+                    raise
+
+    def start(
+        self, name: str, program: Program[T], position: Position, timeout: float | None
+    ) -> Operation[T]:
+        """Queue an operation and do what can be done at once."""
+        self._refuse_if_broken(name)
+        self._started += 1
+        operation = Operation(name, self._started, program, position, timeout)
+        self._queue.append(operation)
+        self.progress()
+        return operation
+
+    def progress(self) -> None:
+        """Advance as far as possible without waiting."""
+        while self._queue:
+            operation = self._queue[0]
+            try:
+                operation.advance()
+            finally:
+                if operation.failed_alone:
+                    self._break(
+                        f"{operation.name} failed on rank {self._transport.rank} alone"
+                    )
+            if not operation.done:
+                return
+            if self._queue:
+                self._queue.popleft()
+
+    def poll(self, operation: Operation[Any]) -> bool:
+        """Whether an operation is done, after advancing what can be; raises if its time is over."""
+        if not operation.done:
+            self._refuse_if_broken(operation.name)
+            self.progress()
+            if not operation.done:
+                self._check_deadlines(operation)
+        return operation.done
+
+    def wait(self, operation: Operation[T], timeout: float | None = None) -> T:
+        """Wait for an operation and give its outcome.
+
+        Args:
+            operation: one of this ring's.
+            timeout: seconds after which to give up waiting; the operation goes on.
+
+        Raises:
+            RingTimeout: if its own deadline passes (the ring is broken then) or ``timeout`` does.
+        """
+        spins = 0
+        began = time.monotonic() if timeout is not None else 0.0
+        waited = 0.0
+        while not operation.done:
+            self._refuse_if_broken(operation.name)
+            self.progress()
+            if operation.done:
+                break
+            spins += 1
+            self._check_deadlines(operation)
+            if timeout is not None and time.monotonic() - began > timeout:
+                raise RingTimeout(
+                    f"rank {self._transport.rank}: waited {timeout:g} s for {operation}; "
+                    "the operation goes on, wait again or set a timeout on the call"
+                )
+            if spins == _SPINS:
+                waited = time.monotonic()
+            if spins > _SPINS:
+                if time.monotonic() - waited > _PATIENT_SECONDS:
+                    time.sleep(_NAP_SECONDS)
+                    if spins % 32 == 0:
+                        self._answer()
+                else:
+                    yield_core()
+        return operation.outcome()
+
+    def _refuse_if_broken(self, name: str) -> None:
+        if self.broken is not None:
+            raise RingError(
+                f"{name}: this ring is broken, make a new one; what broke it: {self.broken}"
+            )
+
+    def _check_deadlines(self, operation: Operation[Any]) -> None:
+        # An earlier operation's deadline counts too: it holds up this one.
+        for candidate in (operation, self._queue[0]):
+            if candidate.deadline is not None and time.monotonic() > candidate.deadline:
+                self._expire(candidate)
+
+    # ---- when a deadline passes -------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Tell ranks that timed out where this one is; they have told the same of themselves."""
+        while (message := self._transport.take_status()) is not None:
+            source, text = message
+            self._heard[source] = json.loads(text)
+            if source not in self._answered and self._queue:
+                self._answered.add(source)
+                self._tell(source, self._queue[0])
+
+    def _tell(self, rank: int, operation: Operation[Any]) -> None:
+        where = {
+            "number": operation.number,
+            "name": operation.name,
+            "text": str(operation),
+        }
+        text = json.dumps(where).encode()
+        # The request is never waited for: the message is small, and the other rank may be gone.
+        _abandoned.append(self._transport.post_send(text, rank, TAG_STATUS))
+
+    def _expire(self, operation: Operation[Any]) -> None:
+        transport = self._transport
+        head = self._queue[
+            0
+        ]  # what really waits; an earlier operation may hold up this one
+        others = [rank for rank in range(transport.size) if rank != transport.rank]
+        for rank in others:
+            if rank not in self._answered:
+                self._tell(rank, head)
+        heard = self._heard
+        until = time.monotonic() + GRACE_SECONDS
+        while len(heard) < len(others) and time.monotonic() < until:
+            message = transport.take_status()
+            if message is None:
+                time.sleep(_NAP_SECONDS)
+            else:
+                heard[message[0]] = json.loads(message[1])
+        silent = tuple(rank for rank in others if rank not in heard)
+        elsewhere = {r: h for r, h in heard.items() if h["number"] != head.number}
+        lines = [
+            f"{operation.name}: rank {transport.rank} waited {operation.timeout:g} s, in {head}"
+        ]
+        if silent:
+            lines.append(f"in no call of this ring: rank {', '.join(map(str, silent))}")
+        lines += [
+            f"in another call: rank {r}, {h['text']}"
+            for r, h in sorted(elsewhere.items())
+        ]
+        lines += [
+            f"waiting too: rank {r}, {h['text']}"
+            for r, h in sorted(heard.items())
+            if r not in elsewhere
+        ]
+        self._break("; ".join(lines))
+        raise RingTimeout(
+            f"{self.broken}. The ring is broken now; make a new one", silent
+        )
+
+    def _break(self, why: str) -> None:
+        self.broken = why
+        self._release.detach()  # nobody may use this communicator again
+        _abandoned.append((self._transport, self._lease, list(self._queue)))
+        self._queue.clear()
+
+
+def _give_back(lease: Lease, queue: deque[Operation[Any]]) -> None:
+    """A ring goes: its communicator may serve another one, unless messages are still under way."""
+    if queue:
+        _abandoned.append((lease, queue))
+    else:
+        lease.give_back()
+
+
+class Work(Generic[T]):
+    """An operation that was started with ``async_op=True``."""
+
+    def __init__(self, operations: Operations, operation: Operation[T]) -> None:
+        self._operations = operations
+        self._operation = operation
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the result and return it.
+
+        Args:
+            timeout: seconds; when they are over the operation goes on, and may be waited for again.
+
+        Raises:
+            RingTimeout: if ``timeout`` or the call's own deadline passes.
+            Exception: what the call would have raised, on every rank.
+        """
+        return self._operations.wait(self._operation, timeout)
+
+    def test(self) -> bool:
+        """Whether the operation is done; drives it on as far as it goes without waiting."""
+        return self._operations.poll(self._operation)
+
+    def result(self) -> T:
+        """The result of an operation that is done.
+
+        Raises:
+            RingError: if it is not.
+        """
+        if not self._operation.done:
+            raise RingError(f"{self._operation.name}: not done yet; call wait()")
+        return self._operation.outcome()
