@@ -56,18 +56,17 @@ class Ring:
     ) -> None:
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
+        seconds: float | None = None
         with call.local():
             call.fields = (("check", str(check)), ("message_bytes", str(message_bytes)))
-            timeout = _seconds(timeout)
+            seconds = _seconds(timeout)
             if not isinstance(check, bool):
                 raise TypeError(f"check must be True or False, got {check!r}")
             if not isinstance(message_bytes, int) or not 1 <= message_bytes < 1 << 31:
                 raise ValueError(
                     f"message_bytes must be 1 to 2**31 - 1, got {message_bytes!r}"
                 )
-        deadline = (
-            None if timeout is None or call.failure else time.monotonic() + timeout
-        )
+        deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
         )
@@ -76,7 +75,7 @@ class Ring:
         )
         self.rank: int = transport.rank
         self.size: int = transport.size
-        self._timeout = timeout
+        self._timeout = seconds
         self._operations = Operations(transport, lease)
         self._collectives = Collectives(
             transport,
@@ -90,7 +89,7 @@ class Ring:
             "Ring",
             lambda position: self._collectives.open(call, always=True),
             False,
-            timeout,
+            seconds,
         )
         if self.size > 1:
             mpi.install_excepthook()
@@ -280,9 +279,16 @@ class Ring:
     ) -> Any:
         if self._closed:
             raise RingError(f"{name}: this ring is closed; make a new one")
-        seconds = self._timeout if timeout is None else _seconds(timeout)
         position = Position()
-        operation = self._operations.start(name, program(position), position, seconds)
+        call = Call(name)
+        seconds = self._timeout
+        with call.local():
+            seconds = self._timeout if timeout is None else _seconds(timeout)
+        # A wrong timeout is for all ranks to hear of, like any other argument.
+        running = (
+            program(position) if call.failure is None else self._collectives.open(call)
+        )
+        operation = self._operations.start(name, running, position, seconds)
         if async_op:
             return Work(self._operations, operation)
         return self._operations.wait(operation)

@@ -23,7 +23,7 @@ from mpiring import __version__
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-COMMANDS = ("doctor",)
+COMMANDS = ("show", "verify", "doctor")
 
 OK, BAD_NEWS, USAGE = 0, 1, 2
 
@@ -33,8 +33,10 @@ DESCRIPTION = (
 
 EPILOG = """\
 examples:
-  mpiring doctor                  which MPI is this, and what is wrong with it?
-  mpirun -n 4 mpiring doctor      the same for a job: launcher, hosts, shared memory
+  mpiring show allreduce --ranks 4       the ring's table: who holds which sum after each step
+  mpiring verify allreduce --ranks 64    its proof
+  mpiring doctor                         which MPI is this, and what is wrong with it?
+  mpirun -n 4 mpiring doctor             the same for a job: launcher, hosts, shared memory
 
 exit codes: 0 well, 1 a problem was found or a proof failed, 2 not understood
 """

@@ -69,10 +69,13 @@ def rank_program(schedule: Schedule, rank: int, *, wide: bool = False) -> RankPr
         in_use = reduced | finished | {r.segment for r in stored}
         alive = {slot for slot in alive if slot[0] not in set(last) - in_use}
         alive |= {(segment, wide) for segment in reduced - kept}
-        # A result that is not kept is rounded into a slot of its own before the partial's is free.
-        rounding = bool(wide and finished - results)
-        slots = max(slots, len(alive) + rounding)
-        alive -= {(segment, wide) for segment in finished}
-        alive |= {(segment, False) for segment in finished - results}
+        slots = max(slots, len(alive))
+        for segment in step.finishes:
+            spent = {(segment, wide)}
+            if segment not in results:  # rounded into a slot of its own
+                alive.add((segment, False))
+                slots = max(slots, len(alive))
+                spent -= {(segment, False)}
+            alive -= spent
         alive = {slot for slot in alive if slot[0] not in last}
     return RankProgram(schedule, rank, steps, tuple(dead), landings, slots)

@@ -117,7 +117,7 @@ def shortened(text: str, limit: int = TEXT_BYTES) -> bytes:
     """``text`` as at most ``limit`` bytes; a longer one keeps its beginning and ends in its digest.
 
     >>> shortened("a" * 100, 40)
-    b'aaaaaaaaaaaaaaaaaaa... #fb76e89e2d5e85a4'
+    b'aaaaaaaaaaaaaaaaaaa... #cdd655dc3d3e202f'
     """
     data = text.encode(errors="backslashreplace")  # a lone surrogate has no bytes
     if len(data) <= limit:

@@ -119,6 +119,7 @@ class Operations:
         self._started = 0
         self.broken: str | None = None
         self._answered: set[int] = set()
+        self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
         self._release = weakref.finalize(self, _give_back, lease, self._queue)
         self._release.atexit = False
 
@@ -202,7 +203,7 @@ class Operations:
                 if time.monotonic() - waited > _PATIENT_SECONDS:
                     time.sleep(_NAP_SECONDS)
                     if spins % 32 == 0:
-                        self._answer(operation)
+                        self._answer()
                 else:
                     yield_core()
         return operation.outcome()
@@ -221,13 +222,14 @@ class Operations:
 
     # ---- when a deadline passes -------------------------------------------------------------------
 
-    def _answer(self, operation: Operation[Any]) -> None:
-        """Tell ranks that timed out where this one is."""
+    def _answer(self) -> None:
+        """Tell ranks that timed out where this one is; they have told the same of themselves."""
         while (message := self._transport.take_status()) is not None:
-            source, _ = message
-            if source not in self._answered:
+            source, text = message
+            self._heard[source] = json.loads(text)
+            if source not in self._answered and self._queue:
                 self._answered.add(source)
-                self._tell(source, operation)
+                self._tell(source, self._queue[0])
 
     def _tell(self, rank: int, operation: Operation[Any]) -> None:
         where = {
@@ -248,7 +250,7 @@ class Operations:
         for rank in others:
             if rank not in self._answered:
                 self._tell(rank, head)
-        heard: dict[int, dict[str, Any]] = {}
+        heard = self._heard
         until = time.monotonic() + GRACE_SECONDS
         while len(heard) < len(others) and time.monotonic() < until:
             message = transport.take_status()

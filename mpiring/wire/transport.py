@@ -111,6 +111,8 @@ class Transport(ABC):
         """The messages that a buffer travels as: none if it is empty."""
         if 0 < len(buffer) <= self.message_bytes:
             return [buffer]
+        if isinstance(buffer, (bytes, bytearray)):
+            buffer = memoryview(buffer)  # a slice of them would be a copy
         return [
             buffer[piece.slice] for piece in pieces(len(buffer), self.message_bytes)
         ]

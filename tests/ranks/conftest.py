@@ -120,6 +120,16 @@ def comm() -> MPI.Intracomm:
     return WORLD
 
 
+@pytest.fixture
+def ring(comm: MPI.Intracomm) -> Iterator[Any]:
+    """A new ring over COMM_WORLD."""
+    from mpiring import Ring
+
+    ring = Ring(comm)
+    yield ring
+    ring.close()
+
+
 @pytest.fixture(scope="session")
 def agreed() -> Callable[[], AbstractContextManager[None]]:
     """``with agreed(): assert ...``: if that raises on some rank, it fails on every rank."""
