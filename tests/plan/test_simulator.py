@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from plan import simulator
 from plan.mutations import mutants, programs_of
 from plan.simulator import Promise, Wrong, count_orders, is_right, promise_of, simulate
 
@@ -17,7 +18,6 @@ from mpiring.plan import (
     ring_allreduce,
     ring_reduce_scatter,
 )
-from plan import simulator
 
 RESULT = Form.RESULT
 
