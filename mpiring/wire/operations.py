@@ -116,7 +116,7 @@ class Operations:
         self._transport = transport
         self._lease = lease
         self._queue: deque[Operation[Any]] = deque()
-        self._started = 0
+        self._started = 0  # making the ring is call 0, the user's first is 1
         self.broken: str | None = None
         self._answered: set[int] = set()
         self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
@@ -141,8 +141,8 @@ class Operations:
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
-        self._started += 1
         operation = Operation(name, self._started, program, position, timeout)
+        self._started += 1
         self._queue.append(operation)
         self.progress()
         return operation
