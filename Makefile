@@ -37,7 +37,10 @@ demo: .venv/.has-demo
 	@echo '  .venv/bin/mpiring show allreduce --ranks 4       the plan that you have just seen at work'
 	@echo '  .venv/bin/mpiring verify allreduce --ranks 64    its proof'
 	@echo '  .venv/bin/mpiring doctor                         what this machine and its MPI can do'
+	@echo '  .venv/bin/mpirun -n 3 .venv/bin/python -m mpi4py examples/ring_by_hand.py --offset 1 --count 10'
+	@echo '                                                   three ranks, uneven segments, as the lecture has it'
 	@echo '  .venv/bin/mpirun -n 2 .venv/bin/python -m mpi4py examples/train_digits.py'
+	@echo '                                                   the same model on two ranks'
 	@echo '  make test                                        every law the ring relies on, checked'
 
 test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
