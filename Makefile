@@ -47,7 +47,9 @@ test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
 	$(call say,all tests on Open MPI; about 6 minutes)
 	@# No old data of a killed run may count as covered.
 	.venv/bin/coverage erase
-	.venv/bin/python -m pytest --cov --cov-report=
+	.venv/bin/python -m pytest --cov --cov-report= -m 'not slow and not gpu and not untraced'
+	$(call say,every mutation of the schedules$(comma) not traced for coverage; about 1 minute)
+	.venv/bin/python -m pytest -m untraced
 	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)
 	.venv/bin/coverage report
 	@.venv/bin/coverage report --include='mpiring/plan/*' --fail-under=100 > /dev/null || \
