@@ -69,7 +69,7 @@ def grown(ring, calls, call) -> tuple[int, int]:
     return blocks_after - blocks, nbytes_after - nbytes
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2)
 def test_nothing_grows_with_the_number_of_calls(comm, ring):
     x = np.ones(1 << 13)  # 64 KiB: 150 of them are more than the margin
 
