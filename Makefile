@@ -66,12 +66,8 @@ define everything
 
 endef
 
-test-network: .venv/.has-test
+test-network: .root-is-here .venv/.has-test
 	$(call say,tests between hosts made of network namespaces; about 2 minutes)
-	@[ "$$(id -u)" = 0 ] || \
-	  { echo 'make test-network: makes network namespaces, so it needs root: sudo make test-network'; exit 2; }
-	@for tool in ip tc unshare; do command -v $$tool > /dev/null || \
-	  { echo "make test-network: $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
 	.venv/bin/python -m pytest tests/network
 
 test-gpu: .gpu-is-there .venv-gpu/.has-test
@@ -133,7 +129,15 @@ define open-mpi-for-everybody
   chmod +x $(1)/bin/mpirun; }
 endef
 
-.PHONY: .gpu-is-there
+# ---- what some targets need
+
+.PHONY: .root-is-here .gpu-is-there
+.root-is-here:
+	@[ "$$(id -u)" = 0 ] || \
+	  { echo 'make test-network: makes network namespaces, so it needs root: sudo make test-network'; exit 2; }
+	@for tool in ip tc unshare; do command -v $$tool > /dev/null || \
+	  { echo "make test-network: $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
+
 .gpu-is-there:
 	@nvidia-smi -L 2> /dev/null | grep -q GPU || \
 	  { echo 'make test-gpu: no GPU here (nvidia-smi -L lists none), so nothing was tested'; exit 2; }

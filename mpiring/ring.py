@@ -7,7 +7,6 @@ Semantics only: names, defaults, deadlines, life and death.  What a collective d
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -18,9 +17,10 @@ from mpi4py import MPI
 from .errors import RingError, RingTimeout
 from .wire import communicators, mpi
 from .wire.agree import Opening
-from .wire.collectives import Call, Collectives
+from .wire.calls import Call
+from .wire.collectives import Collectives
 from .wire.execute import Position
-from .wire.operations import Operations, Work
+from .wire.operations import Operations, Work, yield_core
 from .wire.transport import Program
 
 
@@ -48,7 +48,7 @@ class Ring:
 
     def __init__(
         self,
-        comm: MPI.Intracomm | None = None,
+        comm: MPI.Comm | None = None,
         *,
         timeout: float | None = None,
         check: bool = True,
@@ -56,18 +56,17 @@ class Ring:
     ) -> None:
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
+        seconds: float | None = None
         with call.local():
             call.fields = (("check", str(check)), ("message_bytes", str(message_bytes)))
-            timeout = _seconds(timeout)
+            seconds = _seconds(timeout)
             if not isinstance(check, bool):
                 raise TypeError(f"check must be True or False, got {check!r}")
             if not isinstance(message_bytes, int) or not 1 <= message_bytes < 1 << 31:
                 raise ValueError(
                     f"message_bytes must be 1 to 2**31 - 1, got {message_bytes!r}"
                 )
-        deadline = (
-            None if timeout is None or call.failure else time.monotonic() + timeout
-        )
+        deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
         )
@@ -76,7 +75,7 @@ class Ring:
         )
         self.rank: int = transport.rank
         self.size: int = transport.size
-        self._timeout = timeout
+        self._timeout = seconds
         self._operations = Operations(transport, lease)
         self._collectives = Collectives(
             transport,
@@ -87,7 +86,10 @@ class Ring:
         )
         self._closed = False
         self._call(
-            "Ring", lambda position: self._collectives.open(call), False, timeout
+            "Ring",
+            lambda position: self._collectives.open(call, always=True),
+            False,
+            seconds,
         )
         if self.size > 1:
             mpi.install_excepthook()
@@ -277,9 +279,16 @@ class Ring:
     ) -> Any:
         if self._closed:
             raise RingError(f"{name}: this ring is closed; make a new one")
-        seconds = self._timeout if timeout is None else _seconds(timeout)
         position = Position()
-        operation = self._operations.start(name, program(position), position, seconds)
+        call = Call(name)
+        seconds = self._timeout
+        with call.local():
+            seconds = self._timeout if timeout is None else _seconds(timeout)
+        # A wrong timeout is for all ranks to hear of, like any other argument.
+        running = (
+            program(position) if call.failure is None else self._collectives.open(call)
+        )
+        operation = self._operations.start(name, running, position, seconds)
         if async_op:
             return Work(self._operations, operation)
         return self._operations.wait(operation)
@@ -322,4 +331,4 @@ def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
             raise RingTimeout(
                 f"Ring: the deadline passed while {what}: not every rank makes a ring"
             )
-        os.sched_yield()
+        yield_core()

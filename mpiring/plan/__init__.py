@@ -1,4 +1,6 @@
-"""WHAT will happen: segments, schedules, their proof.  Standard library only.
+"""WHAT will happen: segments, schedules, their proof, their price, their picture.
+
+Standard library only.
 
 >>> from mpiring.plan import ring_allreduce, verify
 >>> verify(ring_allreduce(4)).order_text(0)
@@ -6,6 +8,20 @@
 """
 
 from ..errors import DeadlockError, ScheduleError
+from .cost import (
+    Bound,
+    ClosedForm,
+    Model,
+    Price,
+    algbw,
+    bus_factor,
+    busbw,
+    closed_form,
+    lower_bound,
+    price,
+)
+from .draw import svg, table
+from .frames import Frame, Message, frames
 from .schedules import (
     ALGORITHMS,
     COLLECTIVES,
@@ -29,10 +45,16 @@ from .verify import Proof, verify
 
 __all__ = [
     "ALGORITHMS",
-    "COLLECTIVES",
     "Action",
+    "Bound",
+    "COLLECTIVES",
+    "ClosedForm",
     "DeadlockError",
     "Form",
+    "Frame",
+    "Message",
+    "Model",
+    "Price",
     "Proof",
     "Receive",
     "Schedule",
@@ -41,13 +63,22 @@ __all__ = [
     "Segments",
     "Send",
     "Step",
+    "algbw",
+    "bus_factor",
+    "busbw",
+    "closed_form",
     "direct_allgather",
     "direct_allreduce",
     "direct_reduce_scatter",
+    "frames",
     "from_steps",
+    "lower_bound",
+    "price",
     "ring_allgather",
     "ring_allreduce",
     "ring_reduce_scatter",
     "schedule",
+    "svg",
+    "table",
     "verify",
 ]

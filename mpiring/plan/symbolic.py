@@ -15,21 +15,45 @@ Why one run is enough
     values.  The run below lets a send complete only when its receive has been posted (a *rendezvous*),
     which is the hardest case: eager sends can only complete earlier.  Hence: no deadlock here, no
     deadlock anywhere.
+
+    Confluence also leaves open who goes next, so a :class:`Ready` may choose it: a stack where only the
+    values matter, a clock (:mod:`mpiring.plan.cost`) where the times do.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..errors import DeadlockError, ScheduleError
 from .schedules import Action, Form, Receive, Schedule, Send, Step
+from .segments import Segments
 
 Value = tuple[Any, ...]
 Cells = list[list["Value | None"]]
 Observer = Callable[[int, int, Step, "list[Value | None]"], None]
+
+
+class Ready(Protocol):
+    """The ranks that can go on: a list, or anything else that hands them out in an order of its own."""
+
+    def append(self, rank: int, /) -> None:
+        """All transfers of the rank's step have matched (or it has not begun)."""
+
+    def pop(self) -> int:
+        """The rank that completes its step and posts its next one now."""
+
+    def __len__(self) -> int: ...
+
+
+class Clock(Ready, Protocol):
+    """A :class:`Ready` that is told of the messages, too, as they match."""
+
+    def moved(self, source: int, dest: int, send: Send, receive: Receive) -> None:
+        """Both halves of a message are posted."""
+
 
 _CONTRIBUTION, _PARTIAL, _RESULT = Form.CONTRIBUTION, Form.PARTIAL, Form.RESULT
 _STORE, _REDUCE = Action.STORE, Action.REDUCE
@@ -58,6 +82,7 @@ def run(
     schedule: Schedule,
     observe: Observer | None = None,
     lengths: list[int] | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Cells, list[int], list[int], list[int]]:
     """Execute the schedule on symbols.
 
@@ -65,6 +90,7 @@ def run(
         schedule: what to run.
         observe: called as ``observe(rank, index, step, cells_of_rank)`` after each step of each rank.
         lengths: elements in each segment; one each if None.
+        clock: decides who goes next, and hears of each message; a stack if None.
 
     Returns:
         ``cells[rank][segment]`` at the end, and for each rank the number of exchanges and the elements
@@ -74,7 +100,7 @@ def run(
         ScheduleError: naming rank, step, segment and what is missing or double.
         DeadlockError: with the cycle of ranks that wait for each other.
     """
-    machine = _Machine(schedule, observe, lengths or [1] * schedule.segments)
+    machine = _Machine(schedule, observe, lengths or [1] * schedule.segments, clock)
     collecting = gc.isenabled()
     gc.disable()  # millions of tuples and no cycle among them: the collector would only walk them
     try:
@@ -83,6 +109,27 @@ def run(
         if collecting:
             gc.enable()
     return machine.cells, machine.exchanges, machine.sent, machine.received
+
+
+def segment_lengths(
+    schedule: Schedule, count: int | None, lengths: Sequence[int] | None
+) -> list[int]:
+    """Elements in each segment: those given, or ``count`` cut evenly, or one each.
+
+    Raises:
+        ValueError: if the number of lengths is not that of the segments, or one is negative.
+    """
+    if lengths is None:
+        total = schedule.segments if count is None else count
+        cut = Segments(total, schedule.segments)
+    elif len(lengths) == schedule.segments:
+        cut = Segments.of_lengths(lengths)
+    else:
+        raise ValueError(
+            f"{schedule.algorithm} {schedule.collective}: {len(lengths)} lengths for "
+            f"{schedule.segments} segments"
+        )
+    return [segment.length for segment in cut]
 
 
 def order_of(value: Value) -> tuple[int | str, ...]:
@@ -111,7 +158,7 @@ def order_of(value: Value) -> tuple[int | str, ...]:
         elif form is _RESULT:
             todo.extend((operand, leftmost) for operand in operands)
         else:
-            if not leftmost:
+            if not leftmost and len(operands) > 1:
                 tokens.append("(")
                 todo.append((")", False))
             todo.extend((operand, False) for operand in reversed(operands[1:]))
@@ -162,12 +209,17 @@ class _Machine:
     """All ranks' programs, and the messages that wait for their other half."""
 
     def __init__(
-        self, schedule: Schedule, observe: Observer | None, lengths: list[int]
+        self,
+        schedule: Schedule,
+        observe: Observer | None,
+        lengths: list[int],
+        clock: Clock | None,
     ) -> None:
         size = schedule.size
         self.schedule = schedule
         self.size = size
         self.observe = observe
+        self.clock = clock
         self.lengths = lengths
         self.full = (1 << size) - 1
         self.cells = initial(schedule)
@@ -189,7 +241,9 @@ class _Machine:
         self.received = [0] * size
 
     def run(self) -> None:
-        ready = list(range(self.size - 1, -1, -1))
+        ready: Ready = [] if self.clock is None else self.clock
+        for rank in reversed(range(self.size)):
+            ready.append(rank)
         while ready:
             rank = ready.pop()
             if self.current[rank] is not None:
@@ -204,7 +258,7 @@ class _Machine:
         if waiting:
             self._explain_stop(waiting)
 
-    def _post(self, rank: int, step: Step, ready: list[int]) -> None:
+    def _post(self, rank: int, step: Step, ready: Ready) -> None:
         """Post a step's receives and sends; ranks whose step is thereby complete become ready."""
         sends, receives, _ = step
         size, pending = self.size, self.pending
@@ -255,7 +309,7 @@ class _Machine:
         dest: int,
         receive: Receive,
         place: int,
-        ready: list[int],
+        ready: Ready,
     ) -> None:
         if send.segment != receive.segment or send.form is not receive.form:
             self._refuse(
@@ -264,6 +318,8 @@ class _Machine:
                 f"but rank {source}'s matching send (its step {self.index[source]}) is of segment "
                 f"{send.segment} as a {send.form.value}",
             )
+        if self.clock is not None:
+            self.clock.moved(source, dest, send, receive)
         length = self.lengths[send.segment]
         self.sent[source] += length
         self.received[dest] += length
@@ -282,7 +338,7 @@ class _Machine:
         if len(receives) == 1:
             receive = receives[0]
             if receive.action is _STORE:
-                cells[receive.segment] = self.arrived[rank][0]
+                cells[receive.segment] = _stored(receive, self.arrived[rank][0])
             else:
                 self._fold(rank, receive.segment, receives, self.arrived[rank])
         elif receives:
@@ -290,8 +346,9 @@ class _Machine:
             for place, receive in enumerate(receives):
                 by_segment.setdefault(receive.segment, []).append(place)
             for segment, places in by_segment.items():
-                if receives[places[0]].action is _STORE:
-                    cells[segment] = self.arrived[rank][places[0]]
+                first = places[0]
+                if receives[first].action is _STORE:
+                    cells[segment] = _stored(receives[first], self.arrived[rank][first])
                 else:
                     group = tuple(receives[place] for place in places)
                     self._fold(
@@ -396,7 +453,7 @@ class _Machine:
             rank = waits[rank][0]
         cycle = tuple(seen[seen.index(rank) :])
         lines = [
-            f"rank {r}, step {self.index[r]}: {_words(waits[r][1])}, but rank {waits[r][0]} is in its "
+            f"rank {r}, step {self.index[r]}: waits to {_words(waits[r][1])}, but rank {waits[r][0]} is in its "
             f"step {self.index[waits[r][0]]}"
             for r in cycle
         ]
@@ -424,10 +481,17 @@ class _Machine:
         )
 
 
+def _stored(receive: Receive, value: Value) -> Value:
+    """What is held of a message: a contribution that came as a partial is one from here on."""
+    if receive.form is _PARTIAL and value[1] is _CONTRIBUTION:
+        return value[0], _PARTIAL, value
+    return value
+
+
 def _words(transfer: Send | Receive) -> str:
-    to = "send" if isinstance(transfer, Send) else "receive"
-    preposition = "to" if isinstance(transfer, Send) else "from"
-    return f"{to} segment {transfer.segment} {preposition} rank {transfer.peer} as a {transfer.form.value}"
+    verb, to = ("send", "to") if isinstance(transfer, Send) else ("receive", "from")
+    form = transfer.form.value
+    return f"{verb} segment {transfer.segment} {to} rank {transfer.peer} as a {form}"
 
 
 def _other(transfer: Send | Receive) -> str:

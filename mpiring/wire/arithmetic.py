@@ -72,6 +72,18 @@ def accumulator(op: str, dtype: str) -> str:
     return "float32" if dtype in HALVES and op in ("sum", "prod", "avg") else dtype
 
 
+def library_dtype(op: str, dtype: str) -> str:
+    """The dtype in which the MPI's own reduction is asked to combine.
+
+    Few MPIs have 16-bit floats.  Open MPI's vector code for 8- and 16-bit integers saturates where NumPy, and
+    its own scalar code, wrap: in 32 bits nothing saturates, and cutting off the upper ones wraps.
+    """
+    if dtype in HALVES:
+        return "float32"
+    narrow = dtype in _INTEGERS and dtype.endswith(("int8", "int16"))
+    return "int32" if narrow and op in ("sum", "prod") else dtype
+
+
 def fold(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
     """``out = ((operands[0] op operands[1]) op ...)``, in ``out``'s dtype, on whole arrays.
 

@@ -24,6 +24,7 @@ from . import arithmetic
 from .arithmetic import Array
 
 _DEVICE_LIBRARY = "cupy"
+_names: dict[Any, str] = {}  # by dtype: NumPy works a dtype's name out anew each time
 
 
 class Kind:
@@ -46,8 +47,12 @@ class Kind:
 
     def dtype_name(self, x: Array) -> str:
         """The name of its dtype, whatever the byte order; ``TypeError`` if no collective takes it."""
-        name = x.dtype.name
-        if x.dtype.kind in "biufcV" and name in arithmetic.DTYPES:
+        name = _names.get(x.dtype)
+        if name is None:
+            name = x.dtype.name
+            if x.dtype.kind in "biufcV" and name in arithmetic.DTYPES:
+                _names[x.dtype] = name
+        if name in arithmetic.DTYPES:
             return str(name)
         raise TypeError(
             f"dtype {x.dtype} is not supported; supported: {', '.join(sorted(arithmetic.DTYPES))}"

@@ -8,10 +8,13 @@ and are often just dropped, at another moment on each rank.  So:
   freeing the parent frees them, at a moment that is the same on all ranks;
 * a ring that is closed or dropped only *queues* its duplicate, a local act that calls no MPI;
 * when the next ring is made, which is collective anyway, the ranks agree on the duplicates that all of them
-  have queued.  One is reused, those beyond ``KEEP`` are freed, by all ranks in the same order.
+  have queued.  One is reused, those beyond ``KEEP`` are freed, by all ranks in the same order;
+* a ring may outlive its parent, as any duplicate may.  Its communicator is then freed when the next ring of
+  any parent is made.
 
 The agreement runs on a control communicator, also a duplicate.  All of it is non-blocking inside, and waits
-with a deadline.
+with a deadline; when that passes, the ranks may have got differently far, and the parent serves no more
+rings.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+from ..errors import RingError
 
 KEEP = 4  # queued duplicates that are kept for later rings
 _COLLECT_ABOVE = (
@@ -41,24 +46,34 @@ class Lease:
 
     def give_back(self) -> None:
         """Queue it for reuse.  Local; calls no MPI, so a finaliser may call it at any time."""
-        self._pool.queued.add(self._number)
+        if self._pool.parent_is_freed:
+            _orphans.append(self.comm)
+        else:
+            self._pool.queued.add(self._number)
 
 
 class _Pool:
     """The duplicates of one parent.  All ranks number them alike, because they make them together."""
 
-    def __init__(self, control: MPI.Intracomm) -> None:
-        self.control = control
+    def __init__(self) -> None:
+        self.control: MPI.Intracomm = MPI.COMM_NULL  # type: ignore[assignment]
         self.live: dict[int, MPI.Intracomm] = {}
         self.queued: set[int] = set()
         self.next_number = 0
+        self.parent_is_freed = False
+        self.stuck_in: Any = None  # a request whose deadline passed
 
     def free(self) -> None:
-        """Free everything: the parent goes away."""
-        for comm in [*self.live.values(), self.control]:
-            if comm != MPI.COMM_NULL:
-                comm.Free()
-        self.live.clear()
+        """The parent goes: free what no ring uses."""
+        self.parent_is_freed = True
+        if self.stuck_in is None and self.control != MPI.COMM_NULL:
+            self.control.Free()
+        for number in self.queued:
+            self.live.pop(number).Free()
+        self.queued.clear()
+
+
+_orphans: list[MPI.Intracomm] = []  # given back after their parent was freed
 
 
 def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
@@ -67,13 +82,22 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
     Args:
         parent: an intra-communicator.
         wait: waits for a request; what it raises (a timeout) passes through.
+
+    Raises:
+        RingError: if an earlier call on this parent did not come to its end.
     """
+    while _orphans:
+        _orphans.pop().Free()
     pool: Any = parent.Get_attr(_keyval())
     if pool is None:
-        control, request = parent.Idup()
-        wait(request, "duplicating the communicator")
-        pool = _Pool(control)
+        pool = _Pool()
         parent.Set_attr(_keyval(), pool)
+        pool.control = _duplicate(parent, pool, wait)
+    if pool.stuck_in is not None:
+        raise RingError(
+            "Ring: an earlier ring on this communicator was never completed, because a rank did not make "
+            "it in time; use another communicator, such as comm.Dup()"
+        )
     if len(pool.live) >= _COLLECT_ABOVE:
         gc.collect()  # rings in reference cycles queue their duplicates now
     free = _queued_everywhere(pool, wait)
@@ -86,10 +110,22 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
     else:
         number = pool.next_number
         pool.next_number += 1
-        comm, request = parent.Idup()
-        wait(request, "duplicating the communicator")
-        pool.live[number] = comm
+        pool.live[number] = _duplicate(parent, pool, wait)
     return Lease(pool, number, pool.live[number])
+
+
+def _duplicate(parent: MPI.Intracomm, pool: _Pool, wait: Wait) -> MPI.Intracomm:
+    comm, request = parent.Idup()
+    _complete(request, pool, wait, "duplicating the communicator", comm)
+    return comm
+
+
+def _complete(
+    request: MPI.Request, pool: _Pool, wait: Wait, what: str, *held: object
+) -> None:
+    pool.stuck_in = (request, held)
+    wait(request, what)
+    pool.stuck_in = None
 
 
 def _queued_everywhere(pool: _Pool, wait: Wait) -> list[int]:
@@ -98,9 +134,9 @@ def _queued_everywhere(pool: _Pool, wait: Wait) -> list[int]:
     if not numbers:
         return []
     queued = np.array([number in pool.queued for number in numbers], np.uint8)
-    wait(
-        pool.control.Iallreduce(MPI.IN_PLACE, [queued, MPI.UINT8_T], MPI.BAND),
-        "agreeing on the communicators that are free",
+    request = pool.control.Iallreduce(MPI.IN_PLACE, [queued, MPI.UINT8_T], MPI.BAND)
+    _complete(
+        request, pool, wait, "agreeing on the communicators that are free", queued
     )
     return [number for number, everywhere in zip(numbers, queued) if everywhere]
 

@@ -18,6 +18,7 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ..errors import RingError, RingTimeout
@@ -34,6 +35,8 @@ GRACE_SECONDS = (
 _SPINS = 200  # tests before a waiting rank yields its core
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
+
+yield_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 _abandoned: list[Any] = (
     []
@@ -71,6 +74,18 @@ class Operation(Generic[T]):
             self.finish(stop.value, None)
         except Exception as error:
             self.finish(None, error)
+        except (
+            BaseException
+        ) as error:  # an interrupt: the program is gone in the middle of its work
+            self.finish(None, error)
+            raise
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed without the other ranks: interrupted, or after they had agreed to go on."""
+        if self._error is None:
+            return False
+        return not (isinstance(self._error, Exception) and self.position.is_opening)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Keep the outcome and let go of everything else."""
@@ -101,9 +116,10 @@ class Operations:
         self._transport = transport
         self._lease = lease
         self._queue: deque[Operation[Any]] = deque()
-        self._started = 0
+        self._started = 0  # making the ring is call 0, the user's first is 1
         self.broken: str | None = None
         self._answered: set[int] = set()
+        self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
         self._release = weakref.finalize(self, _give_back, lease, self._queue)
         self._release.atexit = False
 
@@ -125,8 +141,8 @@ class Operations:
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
-        self._started += 1
         operation = Operation(name, self._started, program, position, timeout)
+        self._started += 1
         self._queue.append(operation)
         self.progress()
         return operation
@@ -135,10 +151,17 @@ class Operations:
         """Advance as far as possible without waiting."""
         while self._queue:
             operation = self._queue[0]
-            operation.advance()
+            try:
+                operation.advance()
+            finally:
+                if operation.failed_alone:
+                    self._break(
+                        f"{operation.name} failed on rank {self._transport.rank} alone"
+                    )
             if not operation.done:
                 return
-            self._queue.popleft()
+            if self._queue:
+                self._queue.popleft()
 
     def poll(self, operation: Operation[Any]) -> bool:
         """Whether an operation is done, after advancing what can be; raises if its time is over."""
@@ -180,9 +203,9 @@ class Operations:
                 if time.monotonic() - waited > _PATIENT_SECONDS:
                     time.sleep(_NAP_SECONDS)
                     if spins % 32 == 0:
-                        self._answer(operation)
+                        self._answer()
                 else:
-                    os.sched_yield()
+                    yield_core()
         return operation.outcome()
 
     def _refuse_if_broken(self, name: str) -> None:
@@ -199,13 +222,14 @@ class Operations:
 
     # ---- when a deadline passes -------------------------------------------------------------------
 
-    def _answer(self, operation: Operation[Any]) -> None:
-        """Tell ranks that timed out where this one is."""
+    def _answer(self) -> None:
+        """Tell ranks that timed out where this one is; they have told the same of themselves."""
         while (message := self._transport.take_status()) is not None:
-            source, _ = message
-            if source not in self._answered:
+            source, text = message
+            self._heard[source] = json.loads(text)
+            if source not in self._answered and self._queue:
                 self._answered.add(source)
-                self._tell(source, operation)
+                self._tell(source, self._queue[0])
 
     def _tell(self, rank: int, operation: Operation[Any]) -> None:
         where = {
@@ -226,7 +250,7 @@ class Operations:
         for rank in others:
             if rank not in self._answered:
                 self._tell(rank, head)
-        heard: dict[int, dict[str, Any]] = {}
+        heard = self._heard
         until = time.monotonic() + GRACE_SECONDS
         while len(heard) < len(others) and time.monotonic() < until:
             message = transport.take_status()

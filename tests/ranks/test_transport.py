@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from mpi4py import MPI
+
 from mpiring.wire.mpi import MPITransport
+
 from wire.conformance import CASES
 
 SIZE = MPI.COMM_WORLD.size

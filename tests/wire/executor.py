@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from mpiring.plan import verify
 from mpiring.plan.programs import rank_program
 from mpiring.wire import arrays, execute, memory
 from mpiring.wire.arithmetic import accumulator
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork
+
 from wire import reference
 from wire.interleaving import chooser
 

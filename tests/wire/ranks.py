@@ -6,6 +6,7 @@ from mpiring.wire.agree import Opening
 from mpiring.wire.collectives import Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork, first
+
 from wire.interleaving import chooser
 
 

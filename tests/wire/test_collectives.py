@@ -10,9 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+
 from mpiring.errors import RingError
 from mpiring.wire.collectives import DIRECT_BYTES
 from mpiring.wire.execute import Position
+
 from wire import reference
 from wire.interleaving import protocols, seeds
 from wire.ranks import Ranks, call, kept

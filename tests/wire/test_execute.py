@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+
 from mpiring.plan import verify
 from mpiring.plan.programs import rank_program
+
 from wire import executor
 from wire.interleaving import protocols, seeds
 from wire.schedules import ALL, HAND_MADE, OURS

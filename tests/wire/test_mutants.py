@@ -10,7 +10,9 @@ import types
 from pathlib import Path
 
 import pytest
+
 from mpiring.wire import execute, local, memory
+
 from wire import executor
 from wire.executor import Machine
 from wire.schedules import ALL

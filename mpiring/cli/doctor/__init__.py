@@ -1,0 +1,216 @@
+"""``mpiring doctor``: which MPI is this, does it fit the launcher, what can the machine do?
+
+Alone it looks at the environment; under ``mpirun`` the ranks look together and rank 0 reports.
+The parts: ``probe`` starts MPI where it can do no harm; ``library``, ``launch``, ``machine``,
+``devices`` and ``packages`` hold what there is to find and how it is judged; ``finding`` is the
+form of the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from mpiring import __version__
+from mpiring.cli import BAD_NEWS, OK, UsageError
+
+from . import devices, launch, library, machine, packages
+from .child import LEVELS, RankFacts
+from .finding import PROBLEM, Finding, as_text
+from .probe import Probe, start_probe
+
+if TYPE_CHECKING:
+    from mpiring.cli import Subparsers
+
+LINGER = 5.0  # seconds; rank 0 needs about one to report
+
+SUMMARY = "which MPI is this, does it fit the launcher, and what is wrong with it?"
+
+EPILOG = """\
+examples:
+  mpiring doctor                            the environment: MPI, wheels, GPU, shared memory
+  mpirun -n 4 mpiring doctor                a job as well: one report, printed by rank 0
+  srun -n 4 --mpi=pmix mpiring doctor       the same through Slurm
+  mpiring doctor --json | jq .findings      for programs
+
+Each finding has a status: ok, note (works, but you want to know), problem (a job will not do what
+you think).  Exit code 1 if there is a problem, else 0.  MPI is started in a child process: if it
+crashes or hangs there, that is a finding too.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the command line of ``mpiring doctor``."""
+    parser = subparsers.add_parser(
+        "doctor", help=SUMMARY, description=SUMMARY, epilog=EPILOG
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="write the findings as JSON"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long MPI may take to start and the ranks to answer (default: 60)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, report on one rank, and return the exit code."""
+    if not args.timeout > 0:
+        raise UsageError(
+            f"--timeout {args.timeout:g}: expected a number of seconds above 0"
+        )
+    launcher = launch.find_launcher(os.environ, launch.find_ancestors())
+    versions = {name: packages.find_version(name) for name in ("numpy", "mpi4py")}
+    probe = start_probe(args.timeout) if versions["mpi4py"] else Probe()
+    if not is_reporter(launcher, probe):
+        return leave_quietly(launcher, probe)
+    findings = diagnose(probe, launcher, versions, os.environ)
+    if args.json:
+        report = {
+            "mpiring": __version__,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        print(json.dumps(report, indent=2))
+    else:
+        width = min(100, shutil.get_terminal_size((100, 0)).columns)
+        print(f"mpiring {__version__} doctor on {socket.gethostname()}", end="\n\n")
+        print(as_text(findings, width))
+    return BAD_NEWS if any(finding.status == PROBLEM for finding in findings) else OK
+
+
+def is_reporter(launcher: launch.Launcher | None, probe: Probe) -> bool:
+    """Whether this process prints: rank 0 of the job, or of the launcher if there is no one job."""
+    if probe.size is not None and probe.size > 1:
+        return probe.rank == 0
+    return launcher is None or launcher.rank in (None, 0)
+
+
+def leave_quietly(launcher: launch.Launcher | None, probe: Probe) -> int:
+    """The exit code of a rank that does not report; it says a word only if its MPI failed.
+
+    In that case it lingers: a launcher ends all ranks as soon as one of them leaves a broken MPI,
+    and would end rank 0 in the middle of its report.
+    """
+    if not probe.failure:
+        return OK
+    rank = probe.rank if probe.rank is not None else launcher.rank if launcher else None
+    print(f"mpiring doctor: rank {rank}: {probe.failure}", file=sys.stderr, flush=True)
+    time.sleep(LINGER)
+    return BAD_NEWS
+
+
+def diagnose(
+    probe: Probe,
+    launcher: launch.Launcher | None,
+    versions: Mapping[str, str | None],
+    environment: Mapping[str, str],
+) -> list[Finding]:
+    """All findings, in the order of the report.
+
+    Args:
+        versions: of NumPy and mpi4py, None for one that is not installed.
+    """
+    findings: list[Finding | None] = [packages.judge_python()]
+    findings += [packages.judge_needed(name, found) for name, found in versions.items()]
+    loaded = probe.library
+    if loaded is not None or versions["mpi4py"]:
+        findings.append(library.judge_library(loaded, probe.failure))
+    findings.append(library.judge_wheels(library.find_wheels(), loaded, sys.prefix))
+    if launcher is None and loaded is not None:
+        slurm = "SLURM_JOB_ID" in environment
+        findings.append(library.judge_mpirun(library.find_mpirun(), loaded, slurm))
+    findings.append(launch.judge_launcher(launcher, environment, probe.size))
+    family = loaded.family if loaded is not None else ""
+    if loaded is not None:
+        # A job whose MPI failed later than at its start is one job all the same.
+        failure = "" if probe.size is not None else probe.failure
+        start = launch.judge_start(launcher, loaded, probe.size, failure)
+        findings.append(start)
+        if probe.size is not None and start.status != PROBLEM:
+            findings += examine_job(probe, family, probe.size)
+    findings.append(examine_memory(probe))
+    tries = {r: n.peer_read for r, n in probe.nodes.items() if n.peer_read is not None}
+    linux = sys.platform == "linux"
+    findings.append(
+        machine.judge_peer_memory(machine.find_ptrace_scope(), tries, linux)
+    )
+    if hasattr(os, "geteuid"):
+        findings.append(machine.judge_root(os.geteuid(), environment, family))
+    findings += examine_devices(probe, loaded, environment)
+    findings.append(packages.judge_optional(packages.find_packages()))
+    findings.append(launch.judge_messages(probe.output))
+    return [finding for finding in findings if finding is not None]
+
+
+def hosts_of(ranks: Mapping[int, RankFacts]) -> dict[int, str]:
+    """The host of each rank; this one's for a rank 0 of which MPI knows nothing."""
+    return {rank: facts.host for rank, facts in ranks.items()} or {
+        0: socket.gethostname()
+    }
+
+
+def examine_job(probe: Probe, family: str, size: int) -> list[Finding | None]:
+    """What the ranks said to each other, as far as they came."""
+    findings: list[Finding | None] = []
+    hosts = hosts_of(probe.ranks)
+    if probe.ranks:
+        libraries = {rank: facts.library for rank, facts in probe.ranks.items()}
+        cores = {rank: facts.cores for rank, facts in probe.ranks.items()}
+        threads = min(facts.threads for facts in probe.ranks.values())
+        findings += [
+            library.judge_agreement(libraries),
+            launch.judge_ranks(hosts, size),
+            machine.judge_cores(cores, hosts, family),
+            launch.judge_threads(threads, LEVELS),
+        ]
+    if probe.failure:
+        findings.append(launch.judge_failure(probe.failure))
+    return findings
+
+
+def examine_memory(probe: Probe) -> Finding:
+    """Shared memory, of all hosts that are known."""
+    hosts = hosts_of(probe.ranks)
+    memories = {hosts[rank]: facts.shared_memory for rank, facts in probe.ranks.items()}
+    groups = sorted({node.group for node in probe.nodes.values()})
+    unseen = [rank for rank, node in probe.nodes.items() if not node.file_seen]
+    here = {hosts[0]: machine.find_shared_memory()}
+    return machine.judge_shared_memory(memories or here, groups, unseen)
+
+
+def examine_devices(
+    probe: Probe, loaded: library.Library | None, environment: Mapping[str, str]
+) -> list[Finding | None]:
+    """GPUs, and what MPI can do with their memory."""
+    gpus = {rank: facts.gpus for rank, facts in probe.ranks.items()} or {
+        0: devices.find_gpus()
+    }
+    findings: list[Finding | None] = [devices.judge_gpus(gpus, hosts_of(probe.ranks))]
+    if loaded is None:
+        return findings
+    answers = dict(probe.answers)
+    program = (
+        library.command_beside(loaded.paths[0], "ompi_info") if loaded.paths else ""
+    )
+    if program and loaded.family == "Open MPI":
+        answers.update(devices.ask_ompi_info(program))
+    judged = devices.judge_cuda(
+        answers,
+        probe.alloc_kinds,
+        probe.mapped,
+        environment,
+        any(gpus.values()),
+        loaded.family,
+    )
+    return [*findings, judged]

@@ -1,0 +1,229 @@
+"""The process that starts MPI for the doctor: what a rank knows, and what the ranks try together.
+
+Rules: each step is announced before it is taken, so that the command knows where a process ended
+that does not come back; no collective call before rank 0 has heard from every rank, so that a
+silent rank is named and not waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import devices, library, machine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+TAG = 0  # this process sends nothing else
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank knows of itself before it needs the others."""
+
+    host: str
+    pid: int
+    library: str
+    threads: int
+    cores: machine.Cores
+    shared_memory: machine.SharedMemory | None
+    gpus: list[str]
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one rank and the others of its node found out together.
+
+    Attributes:
+        group: the ranks of the node, of COMM_WORLD.
+        file_seen: whether the file that the first of them made in shared memory is there.
+        peer_read: ``""`` if the next rank's memory could be read, else the error; None if not
+        tried.
+    """
+
+    group: tuple[int, ...]
+    file_seen: bool = True
+    peer_read: str | None = None
+
+
+def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
+    """Start MPI, gather what the ranks know, and send each fact of ``Probe`` by its name."""
+    deadline = time.monotonic() + timeout * 0.8
+    send("stage", "importing mpi4py.MPI")
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    loaded = library.Library(
+        MPI.Get_library_version().strip("\0\n "),
+        MPI.Get_version(),
+        library.mpi_libraries(mapped_here()),
+    )
+    send("library", loaded)
+    send("stage", "MPI_Init_thread")
+    threads = MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    world = MPI.COMM_WORLD
+    send("rank", world.rank)
+    send("size", world.size)
+    send("stage", "asking the library about CUDA")
+    send("answers", devices.ask_library(next(iter(loaded.paths), None)))
+    send("mapped", mapped_here())
+    info = world.Get_info()
+    send("alloc_kinds", info.get("mpi_memory_alloc_kinds") or "")
+    info.Free()
+    send("stage", "gathering the ranks' answers")
+    facts = RankFacts(
+        socket.gethostname(),
+        os.getpid(),
+        loaded.name,
+        LEVELS.index(threads_name(MPI, threads)),
+        machine.find_cores(),
+        machine.find_shared_memory(),
+        devices.find_gpus(),
+    )
+    ranks = gather(world, facts, deadline)
+    send("ranks", ranks)
+    if world.rank == 0 and len(ranks) < world.size:
+        send(
+            "stage", "done"
+        )  # and no MPI_Finalize, which would wait for the silent ones
+        return
+    send("stage", "MPI_Comm_split_type")
+    node = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
+    send("stage", "trying shared memory")
+    send("nodes", gather(world, look_around(node, world.rank), deadline))
+    node.Free()
+    send("stage", "MPI_Finalize")
+    MPI.Finalize()
+    send("stage", "done")
+
+
+LEVELS = (
+    "MPI_THREAD_SINGLE",
+    "MPI_THREAD_FUNNELED",
+    "MPI_THREAD_SERIALIZED",
+    "MPI_THREAD_MULTIPLE",
+)
+
+
+def threads_name(mpi: Any, level: int) -> str:
+    """The name of a thread level; its number differs between MPIs that share nothing else."""
+    return next(
+        name for name in LEVELS if getattr(mpi, name.removeprefix("MPI_")) == level
+    )
+
+
+def mapped_here() -> list[str]:
+    """The files mapped into this process; empty where there is no ``/proc``."""
+    maps = Path("/proc/self/maps")
+    return library.mapped_files(maps.read_text()) if maps.exists() else []
+
+
+def gather(world: MPI.Comm, mine: Any, deadline: float) -> dict[int, Any]:
+    """Every rank's value on rank 0, of those that answered in time; empty elsewhere."""
+    if world.rank != 0:
+        request = world.isend(mine, 0, TAG)
+        while not request.test()[0]:
+            if time.monotonic() > deadline:
+                raise TimeoutError("rank 0 takes no answer")
+            time.sleep(0.001)
+        return {}
+    from mpi4py import MPI
+
+    found = {0: mine}
+    while len(found) < world.size and time.monotonic() < deadline:
+        status = MPI.Status()
+        if world.iprobe(MPI.ANY_SOURCE, TAG, status):
+            found[status.Get_source()] = world.recv(None, status.Get_source(), TAG)
+        else:
+            time.sleep(0.001)
+    return dict(sorted(found.items()))
+
+
+def look_around(node: MPI.Comm, world_rank: int) -> NodeFacts:
+    """What the ranks of a node can do with each other's memory."""
+    group = tuple(node.allgather(world_rank))
+    if len(group) < 2 or sys.platform != "linux":
+        return NodeFacts(group)
+    with shared_file(node) as seen:
+        node.Barrier()
+    return NodeFacts(group, seen, read_neighbour(node))
+
+
+@contextmanager
+def shared_file(node: MPI.Comm) -> Iterator[bool]:
+    """Let the first rank make a file in shared memory; yields whether this rank sees it."""
+    token = os.urandom(16)
+    path = ""
+    if node.rank == 0:
+        try:
+            descriptor, path = tempfile.mkstemp(
+                prefix="mpiring-doctor-", dir=machine.SHM
+            )
+            with open(descriptor, "wb") as file:
+                file.write(token)
+        except OSError:
+            pass  # reported by find_shared_memory
+    try:
+        theirs, token = node.bcast((path, token))
+        yield bool(theirs) and Path(theirs).exists() and Path(
+            theirs
+        ).read_bytes() == token
+    finally:
+        if path:
+            os.unlink(path)
+
+
+def read_neighbour(node: MPI.Comm) -> str:
+    """Read eight known bytes out of the next rank's memory; ``""`` or the reason why not."""
+    mine = ctypes.create_string_buffer(f"{node.rank:08d}".encode(), 8)
+    places = node.allgather((os.getpid(), ctypes.addressof(mine)))
+    peer = (node.rank + 1) % node.size
+    pid, address = places[peer]
+    got = ctypes.create_string_buffer(8)
+
+    class Piece(ctypes.Structure):  # struct iovec
+        _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+    local, remote = Piece(ctypes.addressof(got), 8), Piece(address, 8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    count = libc.process_vm_readv(
+        ctypes.c_int(pid), ctypes.byref(local), one, ctypes.byref(remote), one, none
+    )
+    error = os.strerror(ctypes.get_errno()) if count < 0 else ""
+    node.Barrier()  # the buffers live until everyone has read
+    if count < 0:
+        return error
+    return (
+        "" if got.raw == f"{peer:08d}".encode() else "other bytes than the neighbour's"
+    )
+
+
+def main(descriptor: int, timeout: float) -> int:
+    """The child: all that it learns goes into the pipe as (fact, value)."""
+    with open(descriptor, "wb") as pipe:
+
+        def send(fact: str, value: Any) -> None:
+            pickle.dump((fact, value), pipe)
+            pipe.flush()
+
+        try:
+            run_child(send, timeout)
+        except Exception as error:  # whatever it is, it is a fact about this MPI
+            send("failure", f"{type(error).__name__}: {error}")
+            return 1
+    return 0

