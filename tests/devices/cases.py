@@ -8,6 +8,7 @@ letters are the numbers of the cases that people ran into.
 from __future__ import annotations
 
 import numpy as np
+
 from wire import reference
 from wire.reference import same_bits
 

@@ -5,13 +5,15 @@ The device is host memory (tests/devices/host_cupy.py), so every MPI can reach i
 
 from __future__ import annotations
 
-import mpiring
 import numpy as np
 import pytest
+from mpi4py import MPI
+
+import mpiring
+from mpiring.wire.arrays import CupyKind
+
 from devices import cases, host_cupy
 from devices.cases import CASES
-from mpi4py import MPI
-from mpiring.wire.arrays import CupyKind
 
 SIZE = MPI.COMM_WORLD.size
 

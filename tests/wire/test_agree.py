@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+
 from mpiring.wire.agree import (
     FAILURE_BYTES,
     PAYLOAD_BYTES,
@@ -23,6 +24,7 @@ from mpiring.wire.agree import (
     unpack,
 )
 from mpiring.wire.local import LocalNetwork, first
+
 from wire.interleaving import chooser, protocols, seeds
 
 # ---- the algebra ----------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from devices import cases, host_cupy
-from devices.cases import CASES
+
 from mpiring.errors import RingError
 from mpiring.wire.arrays import NUMPY, CupyKind, kind_named, kind_of
+
+from devices import cases, host_cupy
+from devices.cases import CASES
 from wire.interleaving import chooser
 from wire.ranks import Ranks, call
 

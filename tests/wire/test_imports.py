@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mpiring
 import pytest
+
+import mpiring
 
 ROOT = Path(mpiring.__file__).parent
 LAYERS = ["errors", "plan", "wire", "ring", "training", "cli"]
