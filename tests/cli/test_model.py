@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,7 +201,9 @@ def test_neither_numpy_nor_mpi_nor_matplotlib_is_loaded():
 
 # ---- a measured run
 
-POINTS = [{"bytes": n, "seconds": 2.0**-15 + n * 2.0**-27} for n in (8, 4096, 1 << 20)]
+POINTS: list[dict[str, Any]] = [
+    {"bytes": n, "seconds": 2.0**-15 + n * 2.0**-27} for n in (8, 4096, 1 << 20)
+]
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ would be right falls under the rules listed there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 
 from mpiring.plan import (
+    Schedule,
     ScheduleError,
     chain_broadcast,
     chain_reduce,
@@ -25,12 +27,16 @@ from plan.mutations import mutants, rebuild
 from plan.simulator import is_right, promise_of
 from plan.test_mutations import HARMLESS, STRICTER, rule_of
 
-MADE = {
+pytestmark = pytest.mark.untraced
+
+MADE: dict[str, Callable[[int, int, int], Schedule]] = {
     "chain broadcast": chain_broadcast,
     "chain reduce": chain_reduce,
     "star broadcast": star_broadcast,
     "star reduce": star_reduce,
-    "star reduce, rank order": lambda *where: star_reduce(*where, order="rank"),
+    "star reduce, rank order": lambda size, root, segments: star_reduce(
+        size, root, segments, "rank"
+    ),
 }
 # (schedule, ranks), over two roots and one or two segments: refused and wrong, accepted and right, refused though
 # right.  A change of the rules, of the schedules or of the mutations shows here.
@@ -66,7 +72,9 @@ COUNTS = {
 def judged(made):
     """(refused and wrong, accepted by kind, refused though right by rule)."""
     promise = promise_of(made)
-    refused, harmless, stricter = 0, Counter(), Counter()
+    refused = 0
+    harmless: Counter[str] = Counter()
+    stricter: Counter[str] = Counter()
     for kind, where, programs in mutants(made):
         right = is_right(promise, programs)
         try:
