@@ -95,9 +95,10 @@ class Watchdog:
 watchdog: Watchdog
 
 
-def exchange(mine: Any, failure: str = "") -> list[Any]:
-    """What every rank has for the same moment; `failure` is told if the others do not come."""
-    arrival = VERDICTS.Ibarrier()
+def everyone(mine: bool, failure: str = "") -> bool:
+    """Whether it is true on every rank; `failure` is told if the others do not come."""
+    told = bytearray(WORLD.size)
+    arrival = VERDICTS.Iallgather(bytes([mine]), told)
     patience = time.monotonic() + STRAY
     watchdog.note = failure
     while not arrival.Test():
@@ -106,6 +107,12 @@ def exchange(mine: Any, failure: str = "") -> list[Any]:
                 f"failed, and after {STRAY:.0f} s some other rank is still inside the test"
             )
         time.sleep(0.0001)  # leave the core to a rank that has work
+    return all(told)
+
+
+def exchange(mine: Any, failure: str = "") -> list[Any]:
+    """What every rank has for the same moment; `failure` is told if the others do not come."""
+    everyone(True, failure)
     return VERDICTS.allgather(mine)
 
 
@@ -138,7 +145,9 @@ def _agreed() -> Iterator[None]:
         yield
     except Exception:
         mine = traceback.format_exc()
-    told = exchange(mine, failure=mine)
+    if everyone(not mine, failure=mine):
+        return
+    told = VERDICTS.allgather(mine)
     failures = [f"rank {rank}:\n{text}" for rank, text in enumerate(told) if text]
     # Raised at the same place on every rank, so that Hypothesis goes on in step everywhere.
     assert not failures, "\n".join(failures)
@@ -212,7 +221,9 @@ def pytest_runtest_makereport(
     """Replace this rank's verdict by that of all ranks."""
     report: pytest.TestReport = yield
     mine = (report.outcome, _account(report) if report.outcome != "passed" else "")
-    told = exchange(mine, failure=mine[1] if report.failed else "")
+    if everyone(report.passed, failure=mine[1] if report.failed else ""):
+        return report
+    told = VERDICTS.allgather(mine)
     outcomes = [outcome for outcome, _ in told]
     if "failed" in outcomes or len(set(outcomes)) > 1:
         report.outcome = "failed"
