@@ -17,7 +17,8 @@ from mpi4py import MPI
 from .errors import RingError, RingTimeout
 from .wire import communicators, mpi
 from .wire.agree import Opening
-from .wire.collectives import Call, Collectives
+from .wire.calls import Call
+from .wire.collectives import Collectives
 from .wire.execute import Position
 from .wire.operations import Operations, Work, yield_core
 from .wire.transport import Program
@@ -47,7 +48,7 @@ class Ring:
 
     def __init__(
         self,
-        comm: MPI.Intracomm | None = None,
+        comm: MPI.Comm | None = None,
         *,
         timeout: float | None = None,
         check: bool = True,

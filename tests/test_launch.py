@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from launch import MARK, find_mpi, is_alive, job_processes, launch
+
+from launch import MARK, find_mpi, is_alive, job_processes, launch, wait_until
 
 FINGERPRINT = """
 from mpi4py import MPI
@@ -95,9 +95,7 @@ def test_an_interrupted_test_leaves_no_rank(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     try:
-        patience = time.monotonic() + 30
-        while len(list(ranks.iterdir())) < 2:
-            assert time.monotonic() < patience and outer.poll() is None
+        wait_until(lambda: len(list(ranks.iterdir())) == 2)
         outer.send_signal(signal.SIGTERM)
         assert outer.wait(30) != 0
     finally:

@@ -18,10 +18,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mpiring import __version__
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-COMMANDS = ("doctor",)
+COMMANDS = ("show", "verify", "doctor")
 
 OK, BAD_NEWS, USAGE = 0, 1, 2
 
@@ -31,8 +33,10 @@ DESCRIPTION = (
 
 EPILOG = """\
 examples:
-  mpiring doctor                  which MPI is this, and what is wrong with it?
-  mpirun -n 4 mpiring doctor      the same for a job: launcher, hosts, shared memory
+  mpiring show allreduce --ranks 4       the ring's table: who holds which sum after each step
+  mpiring verify allreduce --ranks 64    its proof
+  mpiring doctor                         which MPI is this, and what is wrong with it?
+  mpirun -n 4 mpiring doctor             the same for a job: launcher, hosts, shared memory
 
 exit codes: 0 well, 1 a problem was found or a proof failed, 2 not understood
 """
@@ -53,25 +57,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message} (try {self.prog} --help)\n")
 
 
-def version() -> str:
-    """The version of the package that is running, or a sentence if it was never installed."""
-    from importlib import metadata
-
-    import mpiring
-
-    stated = getattr(mpiring, "__version__", None)
-    if stated is not None:
-        return str(stated)
-    try:
-        return metadata.version("mpiring")
-    except metadata.PackageNotFoundError:
-        return "unknown (run from a source tree that is not installed)"
-
-
 def make_parser() -> Parser:
     """The parser with all sub-commands; each stores its module's name as ``command``."""
     parser = Parser(prog="mpiring", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"mpiring {version()}")
+    parser.add_argument("--version", action="version", version=f"mpiring {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"mpiring.cli.{name}").add_parser(subparsers)

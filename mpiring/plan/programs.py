@@ -1,10 +1,10 @@
 """One rank's part of a schedule, with the memory that it needs: what an executor runs.
 
-A partial sum lives in one of two places: where its segment's result will be, if the rank keeps that result
-and both have the same dtype; else in a **slot** of scratch, which is free again after the partial's last
-use.  A segment that arrives to be reduced waits in a **landing**.  How many of each a rank needs at most
-follows from its steps, so an executor can take all its memory before the first message.  A ring needs one
-landing and at most one slot, each as long as a segment: the lecture's ``buffer``.
+A value lives in one of two places: where its segment's result will be, if the rank keeps that result and
+both have the same dtype; else in a **slot** of scratch, which is free again after the value's last use.  A
+segment that arrives to be reduced waits in a **landing**.  How many of each a rank needs at most follows from
+its steps, so an executor can take all its memory before the first message.  A ring needs one landing and at
+most one slot, each as long as a segment: the lecture's ``buffer``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RankProgram:
         steps: in order.
         dead: for each step, the segments whose value is not used after it.
         landings: segments that arrive to be reduced in one step, at most.
-        slots: partials that live in scratch at one time, at most.
+        slots: values that live in scratch at one time, at most.
     """
 
     schedule: Schedule
@@ -51,22 +51,31 @@ def rank_program(schedule: Schedule, rank: int, *, wide: bool = False) -> RankPr
     steps = tuple(schedule.steps(rank))
     dead = last_uses(steps)
     results = set(schedule.results(rank))
-    kept = set() if wide else results
+    kept = set() if wide else results  # of which a partial lives in the result's place
     landings = slots = 0
-    alive: set[int] = set()  # segments whose value is in a slot
+    alive: set[tuple[int, bool]] = set()  # (segment, whether wide): the slots in use
     for step, last in zip(steps, dead):
+        stored = [r for r in step.receives if r.action is Action.STORE]
         reduced = {r.segment for r in step.receives if r.action is not Action.STORE}
-        stored = {r.segment for r in step.receives if r.action is Action.STORE}
-        arriving = sum(r.action is not Action.STORE for r in step.receives)
-        landings = max(landings, arriving)
-        alive |= stored - results  # only passing through
-        if (
-            wide
-        ):  # a contribution that travels as a partial is widened into a slot first
-            alive |= {s.segment for s in step.sends if s.form is Form.PARTIAL}
+        finished = set(step.finishes)
+        landings = max(landings, len(step.receives) - len(stored))
+        for segment, form in ((r.segment, r.form) for r in stored):
+            if segment not in (kept if form is Form.PARTIAL else results):
+                alive.add((segment, wide and form is Form.PARTIAL))
+        if wide:  # a contribution that travels as a partial is widened into a slot
+            alive |= {(s.segment, True) for s in step.sends if s.form is Form.PARTIAL}
         slots = max(slots, len(alive))
-        alive -= set(last) - reduced - stored - set(step.finishes)
-        alive |= reduced - kept
+        # All is sent, and what arrives has arrived: now combine, then finish.
+        in_use = reduced | finished | {r.segment for r in stored}
+        alive = {slot for slot in alive if slot[0] not in set(last) - in_use}
+        alive |= {(segment, wide) for segment in reduced - kept}
         slots = max(slots, len(alive))
-        alive -= set(last) | set(step.finishes)
+        for segment in step.finishes:
+            spent = {(segment, wide)}
+            if segment not in results:  # rounded into a slot of its own
+                alive.add((segment, False))
+                slots = max(slots, len(alive))
+                spent -= {(segment, False)}
+            alive -= spent
+        alive = {slot for slot in alive if slot[0] not in last}
     return RankProgram(schedule, rank, steps, tuple(dead), landings, slots)

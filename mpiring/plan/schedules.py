@@ -138,6 +138,7 @@ class Schedule:
             )
         if self.size < 1:
             raise ValueError(f"Schedule: size must be 1 or more, got {self.size}")
+        object.__setattr__(self, "offset", self.offset % self.size)
         if self.order not in ("ring", "rank", None):
             raise ValueError(
                 f"Schedule: order must be 'ring', 'rank' or None, got {self.order!r}"
@@ -270,7 +271,7 @@ def ring_reduce_scatter(size: int, offset: int = 0) -> Schedule:
             yield Step((Send(right, send),), (Receive(left, recv),))
         yield Step(finishes=((rank + offset) % size,))
 
-    return Schedule("reduce_scatter", "ring", size, steps, "ring", offset % size)
+    return Schedule("reduce_scatter", "ring", size, steps, "ring", offset)
 
 
 def ring_allgather(size: int, offset: int = 0) -> Schedule:
@@ -292,7 +293,7 @@ def ring_allgather(size: int, offset: int = 0) -> Schedule:
                 (Receive(left, recv, Action.STORE, Form.RESULT),),
             )
 
-    return Schedule("allgather", "ring", size, steps, None, offset % size)
+    return Schedule("allgather", "ring", size, steps, None, offset)
 
 
 def ring_allreduce(size: int, offset: int = 0) -> Schedule:
@@ -423,6 +424,10 @@ def schedule(
             f"algorithm={algorithm!r} cannot combine with order={order!r}: "
             "a ring adds in ring order; use algorithm='auto' or 'direct'"
         )
+    if collective not in family:
+        raise ValueError(
+            f"there is no {algorithm} {collective}; {algorithm} has: {', '.join(family)}"
+        )
     return family[collective](size)
 
 
@@ -437,10 +442,11 @@ def last_uses(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     dead: list[tuple[int, ...]] = []
     alive: set[int] = set()
     for step in reversed(steps):
-        read = {send.segment for send in step.sends} | set(step.finishes)
-        stored: set[int] = set()
-        for receive in step.receives:
-            (stored if receive.action is Action.STORE else read).add(receive.segment)
+        stored = {r.segment for r in step.receives if r.action is Action.STORE}
+        read = {r.segment for r in step.receives} - stored
+        read.update(send.segment for send in step.sends)
+        # What is stored and finished in one step is not the value held before.
+        read.update(set(step.finishes) - stored)
         dead.append(tuple(sorted((read | stored) - alive)))
         alive = (alive - stored) | read
     dead.reverse()

@@ -69,7 +69,19 @@ class Opening:
         """Tell and hear; returns the summary of all ranks and the payloads in rank order.
 
         A rank that brings no payload counts as having brought ``b""``.
+
+        Raises:
+            ValueError: at once, if something is longer than the messages have room for.
         """
+        if (
+            len(text) > TEXT_BYTES
+            or len(payload) > PAYLOAD_BYTES
+            or len(failure or b"") > FAILURE_BYTES
+        ):
+            raise ValueError(
+                f"opening exchange: text, failure and payload of {len(text)}, {len(failure or b'')} and "
+                f"{len(payload)} bytes, at most {TEXT_BYTES}, {FAILURE_BYTES} and {PAYLOAD_BYTES} travel"
+            )
         transport, tag = self._transport, self._tag
         rank, size = transport.rank, transport.size
         summary = Summary(
@@ -105,9 +117,9 @@ def shortened(text: str, limit: int = TEXT_BYTES) -> bytes:
     """``text`` as at most ``limit`` bytes; a longer one keeps its beginning and ends in its digest.
 
     >>> shortened("a" * 100, 40)
-    b'aaaaaaaaaaaaaaaaaaa... #fb76e89e2d5e85a4'
+    b'aaaaaaaaaaaaaaaaaaa... #cdd655dc3d3e202f'
     """
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")  # a lone surrogate has no bytes
     if len(data) <= limit:
         return data
     digest = hashlib.blake2b(data, digest_size=8).hexdigest()

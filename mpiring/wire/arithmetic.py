@@ -72,6 +72,18 @@ def accumulator(op: str, dtype: str) -> str:
     return "float32" if dtype in HALVES and op in ("sum", "prod", "avg") else dtype
 
 
+def library_dtype(op: str, dtype: str) -> str:
+    """The dtype in which the MPI's own reduction is asked to combine.
+
+    Few MPIs have 16-bit floats.  Open MPI's vector code for 8- and 16-bit integers saturates where NumPy, and
+    its own scalar code, wrap: in 32 bits nothing saturates, and cutting off the upper ones wraps.
+    """
+    if dtype in HALVES:
+        return "float32"
+    narrow = dtype in _INTEGERS and dtype.endswith(("int8", "int16"))
+    return "int32" if narrow and op in ("sum", "prod") else dtype
+
+
 def fold(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
     """``out = ((operands[0] op operands[1]) op ...)``, in ``out``'s dtype, on whole arrays.
 
@@ -82,13 +94,20 @@ def fold(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
     if not rest:
         out[...] = left
     for right in rest:
-        ufunc(left, right, out=out)
+        if _differs_in_place(op, out):
+            out[...] = ufunc(left, right)
+        else:
+            ufunc(left, right, out=out)
         left = out
 
 
 def fold_in_blocks(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
     """:func:`fold` for host memory: in one pass, block by block; ``out`` may be any of the operands."""
-    if len(operands) == 2 and all(operand.dtype == out.dtype for operand in operands):
+    if (
+        len(operands) == 2
+        and all(operand.dtype == out.dtype for operand in operands)
+        and not _differs_in_place(op, out)
+    ):
         getattr(xp, _UFUNC[op])(operands[0], operands[1], out=out)
         return
     block = xp.empty(min(_BLOCK, out.size), out.dtype)
@@ -99,7 +118,10 @@ def fold_in_blocks(xp: Any, op: str, operands: Sequence[Array], out: Array) -> N
 
 
 def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:
-    """Write the finished ``value`` to ``out``: divided by ``size`` for an average, rounded to its dtype."""
+    """Write the finished ``value`` to ``out``: divided by ``size`` for an average, rounded to its dtype.
+
+    A ``value`` wider than ``out`` is used up.
+    """
     if op != "avg":
         if value is not out:
             out[...] = value
@@ -113,7 +135,17 @@ def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:
     if value.dtype == out.dtype:
         xp.divide(value, divisor, out=out)
     else:
-        out[...] = xp.divide(value, divisor)
+        xp.divide(value, divisor, out=value)
+        out[...] = value
+
+
+def _differs_in_place(op: str, out: Array) -> bool:
+    """Whether bits may depend on where the result goes (promise 4 says they must not).
+
+    NumPy multiplies complex numbers with fused multiply-adds where the CPU has them, but a single number
+    in place without.
+    """
+    return bool(op == "prod" and out.dtype.kind == "c")
 
 
 def _in_dtype_of(out: Array, operand: Array) -> Array:

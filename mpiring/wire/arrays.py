@@ -99,7 +99,7 @@ class Kind:
 
     def is_writeable(self, x: Array) -> bool:
         """Whether ``x`` may be written, and each of its elements has a place of its own."""
-        return bool(x.flags.writeable) and not _shares_places(x)
+        return bool(x.flags.writeable) and _has_own_places(x)
 
     def message(self, piece: Array) -> Array:
         """A flat piece as bytes that a transport takes, its memory ready for the transport."""
@@ -134,7 +134,7 @@ class CupyKind(Kind):
         return bool(self.xp.may_share_memory(a, b))
 
     def is_writeable(self, x: Array) -> bool:
-        return not _shares_places(x)
+        return _has_own_places(x)
 
     def is_flat(self, x: Array) -> bool:
         return bool(x.flags.c_contiguous)
@@ -207,17 +207,23 @@ def _cupy_kind(cupy: Any) -> CupyKind:
     return kind
 
 
-def _shares_places(x: Array) -> bool:
-    # An empty array may have any strides.
-    return x.size > 0 and any(s == 0 and n > 1 for s, n in zip(x.strides, x.shape))
-
-
 def _dtype(dtype: Any) -> Any:
     if dtype == "bfloat16" and isinstance(dtype, str):
         import ml_dtypes  # NumPy knows the name only after this
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
+
+
+def _has_own_places(x: Array) -> bool:
+    """Whether no two elements share memory, for any view that slicing and transposing can make."""
+    reach = x.dtype.itemsize  # bytes that the dimensions so far span
+    dimensions = [(abs(s), n) for s, n in zip(x.strides, x.shape) if n > 1]
+    for stride, length in sorted(dimensions):
+        if stride < reach:
+            return bool(x.size == 0)
+        reach += stride * (length - 1)
+    return True
 
 
 def _pointer(x: Array) -> int:

@@ -18,8 +18,13 @@ before anything is combined, as :mod:`mpiring.plan.schedules` defines a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ..plan.schedules import Step
 from .memory import Memory
 from .transport import Program, Transport, wait
+
+AfterStep = Callable[[int, Step], None]
 
 
 class Position:
@@ -50,7 +55,11 @@ class Position:
 
 
 def execute(
-    memory: Memory, transport: Transport, tag: int, position: Position
+    memory: Memory,
+    transport: Transport,
+    tag: int,
+    position: Position,
+    after_step: AfterStep | None = None,
 ) -> Program[None]:
     """Do one rank's part of a schedule.
 
@@ -59,6 +68,8 @@ def execute(
         transport: carries the messages.
         tag: of all messages.
         position: kept up to date.
+        after_step: called with each step and its number when this rank has completed it, for those who
+            want to watch; it may look at the buffers, and must not block or change them.
     """
     kind, program = memory.kind, memory.program
     position.phase = f"{program.schedule.algorithm} {program.schedule.collective}"
@@ -84,3 +95,5 @@ def execute(
         memory.combine(step.receives, buffers)
         memory.finish(step.finishes)
         memory.forget(program.dead[number])
+        if after_step is not None:
+            after_step(number, step)

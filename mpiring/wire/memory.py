@@ -1,9 +1,9 @@
 """The memory of one collective on one rank: where the value of each segment lives while it runs.
 
 A *contribution* stays where the user's array has it.  A *partial* is written where its segment's result will
-be, or into a slot of scratch (:mod:`mpiring.plan.programs` says when).  A *result* lives in the output.  So
-an all-reduce in place is the lecture's loop on its one buffer, a reduce-scatter does not touch its input, and
-16-bit floats add up in a float32 slot.
+be, or into a slot of scratch (:mod:`mpiring.plan.programs` says when).  A *result* lives in the output, or in
+a slot on a rank that only passes it on.  So an all-reduce in place is the lecture's loop on its one buffer, a
+reduce-scatter does not touch its input, and 16-bit floats add up in a float32 slot.
 
 Scratch belongs to the ring and is used again by its next call: operations on one ring run one after another.
 """
@@ -80,8 +80,9 @@ class Memory:
         self._size = program.schedule.size
         self._dtype = dtype
         self._partial_dtype = accumulator(op, dtype)
-        self._values: dict[int, Array] = {}  # partials and results, by segment
-        self._slot_of: dict[int, Array] = {}  # the slots in use, by segment
+        self._values: dict[int, Array] = {}  # what arrived or was combined, by segment
+        # The slots in use, by segment and dtype: a value may be there as it is and as it travels in a sum.
+        self._slot_of: dict[tuple[int, str], Array] = {}
         room = segments.longest * kind.itemsize(self._partial_dtype)
         rooms = scratch.take(kind, [room] * (program.landings + program.slots))
         self._landings = rooms[: program.landings]
@@ -89,27 +90,27 @@ class Memory:
 
     def outgoing(self, send: Send) -> Array:
         """The flat piece to send, in the dtype that its form travels in."""
-        value = self._value(send.segment)
-        if send.form is Form.PARTIAL and self._is_narrow(send.segment):
-            wide = self._place(send.segment)
-            self.kind.fold(self._op, [value], wide)
-            self._values[send.segment] = value = wide
-        return value
+        segment, wide = send.segment, self._partial_dtype
+        value = self._value(segment)
+        if send.form is not Form.PARTIAL or self.kind.dtype_name(value) == wide:
+            return value
+        # What was widened for an earlier send stays as it is: that one may still be on its way.
+        is_there = (segment, wide) in self._slot_of
+        place = self._slot(segment, wide)
+        if not is_there:
+            self.kind.fold(self._op, [value], place)
+        return place
 
     def incoming(self, receives: Sequence[Receive]) -> list[Array]:
-        """Where the segments of one step arrive: a result in its place, another in a landing."""
+        """Where the segments of one step arrive: what is kept in its place, another in a landing."""
         places = []
         landings = iter(self._landings)
         for receive in receives:
-            segment = receive.segment
+            segment, is_partial = receive.segment, receive.form is Form.PARTIAL
+            dtype = self._partial_dtype if is_partial else self._dtype
             if receive.action is Action.STORE:
-                place = self._result(segment)
-                if place is None:  # only passing through
-                    place = self._slot(segment, self._dtype)
+                place = self._place(segment, dtype)
             else:
-                dtype = (
-                    self._partial_dtype if receive.form is Form.PARTIAL else self._dtype
-                )
                 place = self.kind.typed(
                     next(landings), dtype, self._segments[segment].length
                 )
@@ -123,33 +124,30 @@ class Memory:
                 (r.action, a) for r, a in zip(receives, arrived) if r.segment == segment
             ]
             if here[0][0] is Action.STORE:
-                self._values[segment] = here[0][1]
+                self._hold(segment, here[0][1])
                 continue
             operands = [array for action, array in here if action is Action.REDUCE]
             operands.append(self._value(segment))
             operands += [
                 array for action, array in here if action is Action.REDUCE_AFTER
             ]
-            total = self._place(segment)
+            total = self._place(segment, self._partial_dtype)
             self.kind.fold(self._op, operands, total)
-            self._values[segment] = total
+            self._hold(segment, total)
 
     def finish(self, segments: Sequence[int]) -> None:
         """Divide and round what is complete, into its place in the output."""
         for segment in segments:
-            place = self._result(segment)
-            value = self._value(segment)
-            if place is None:
-                place = value
-            self.kind.finish(self._op, self._size, value, place)
-            self._values[segment] = place
-            self._free(segment)
+            place = self._place(segment, self._dtype)
+            self.kind.finish(self._op, self._size, self._value(segment), place)
+            self._hold(segment, place)
 
     def forget(self, segments: Sequence[int], except_for: Sequence[int] = ()) -> None:
         """Free the slots of segments that are not used any more."""
         for segment in segments:
             if segment not in except_for:
-                self._free(segment)
+                for dtype in (self._dtype, self._partial_dtype):
+                    self._free(segment, dtype)
 
     def _value(self, segment: int) -> Array:
         value = self._values.get(segment)
@@ -161,24 +159,29 @@ class Memory:
             )  # an allgather's own part is in its place from the start
         return value
 
-    def _is_narrow(self, segment: int) -> bool:
-        return segment not in self._values and self._dtype != self._partial_dtype
+    def _hold(self, segment: int, value: Array) -> None:
+        """Take note of a segment's new value, and free the slots of older ones."""
+        self._values[segment] = value
+        held = self.kind.dtype_name(value)
+        for dtype in (self._dtype, self._partial_dtype):
+            if dtype != held or self._result_in(segment, dtype) is not None:
+                self._free(segment, dtype)
 
-    def _place(self, segment: int) -> Array:
-        """Where a partial of a segment is written."""
-        if self._dtype == self._partial_dtype:
-            place = self._result(segment)
-            if place is not None:
-                return place
-        return self._slot(segment, self._partial_dtype)
+    def _place(self, segment: int, dtype: str) -> Array:
+        """Where a value is kept: where its segment's result will be, if it fits there, else in a slot."""
+        place = self._result_in(segment, dtype)
+        return self._slot(segment, dtype) if place is None else place
+
+    def _result_in(self, segment: int, dtype: str) -> Array | None:
+        return self._result(segment) if dtype == self._dtype else None
 
     def _slot(self, segment: int, dtype: str) -> Array:
-        slot = self._slot_of.get(segment)
+        slot = self._slot_of.get((segment, dtype))
         if slot is None:
-            slot = self._slot_of[segment] = self._slots.pop()
+            slot = self._slot_of[segment, dtype] = self._slots.pop()
         return self.kind.typed(slot, dtype, self._segments[segment].length)
 
-    def _free(self, segment: int) -> None:
-        slot = self._slot_of.pop(segment, None)
+    def _free(self, segment: int, dtype: str) -> None:
+        slot = self._slot_of.pop((segment, dtype), None)
         if slot is not None:
             self._slots.append(slot)

@@ -47,7 +47,7 @@ def op_name(op: object) -> object:
         for name in ("sum", "prod", "min", "max"):
             if op == _OPS[name]:
                 return name
-        return f"an MPI.Op that is not MPI.SUM, PROD, MIN or MAX"
+        return "an MPI.Op that is not MPI.SUM, PROD, MIN or MAX"
     return op
 
 

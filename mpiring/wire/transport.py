@@ -18,10 +18,12 @@ back later (an asynchronous one), or run another rank meanwhile (a test, which c
 
 Rules:
 
-* messages from one rank to another with one tag arrive in the order sent; a receive may have more room
-  than the message has bytes;
-* a buffer belongs to the transport from the call until its request is complete;
-* a message longer than ``message_bytes`` travels as several: no count is limited to 31 bits.
+* messages from one rank to another with one tag match in the order sent, and one posted with
+  ``post_receive`` may have more room than the message has bytes;
+* a buffer belongs to the transport from the call until its request is complete, and every request is waited
+  for;
+* what ``isend`` and ``irecv`` move is as long on both ends, and travels as no message at all if it is empty
+  and as several if it is longer than ``message_bytes``: no count is limited to 31 bits.
 """
 
 from __future__ import annotations
@@ -109,6 +111,8 @@ class Transport(ABC):
         """The messages that a buffer travels as: none if it is empty."""
         if 0 < len(buffer) <= self.message_bytes:
             return [buffer]
+        if isinstance(buffer, (bytes, bytearray)):
+            buffer = memoryview(buffer)  # a slice of them would be a copy
         return [
             buffer[piece.slice] for piece in pieces(len(buffer), self.message_bytes)
         ]

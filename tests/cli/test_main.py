@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiring.cli import COMMANDS, BAD_NEWS, main
+from mpiring.cli import BAD_NEWS, COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 

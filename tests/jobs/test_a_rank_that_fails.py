@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from launch import Completed, launch
 
 SECONDS = 30.0

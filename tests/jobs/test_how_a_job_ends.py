@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from launch import launch
 
 # What a rank may leave behind when it ends, each in every way that rings end.

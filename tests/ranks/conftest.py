@@ -2,15 +2,17 @@
 
 Every rank runs pytest on the same files, so a test function here is an SPMD program.  The rules:
 
-- After each phase of a test (setup, call, teardown) the ranks agree on its verdict before anyone goes on.  A
-  failure on one rank is a failure on all, with that rank named; nobody runs ahead into the next test.
-- Nothing hangs.  A test that is still running after its limit (60 s, or ``@pytest.mark.limit(seconds)``) ends
-  the job, with what each rank was doing.  If a rank has failed and the others do not come to the
-  verdict within 10 s, they are waiting for it inside the test: it tells its failure and ends the job.
-- ``@pytest.mark.ranks(2, 3)`` says for which sizes a test is; with another size it is deselected.
+- After each phase of a test (setup, call, teardown) the ranks agree on its verdict before anyone
+  goes on.  A failure on one rank is a failure on all, with that rank named; nobody runs ahead.
+- Nothing hangs.  A test that is still running after its limit (60 s, or
+  ``@pytest.mark.limit(seconds)``) ends the job, with what each rank was doing.  If a rank has
+  failed and the others do not come to the verdict within 10 s, they are waiting for it inside the
+  test: it tells its failure and ends the job.
+- ``@pytest.mark.ranks(2, 3)`` says for which sizes a test is; with another one it is deselected.
 - Only rank 0 reports.  The ranks must collect the same tests, or the job ends.
-- Hypothesis draws the same examples on all ranks.  In a ``@given`` test, put what may fail on some ranks only into
-  ``with agreed():``, or the ranks part: a failing rank searches for a smaller example while the others go on.
+- Hypothesis draws the same examples on all ranks.  In a ``@given`` test, put what may fail on some
+  ranks only into ``with agreed():``, or the ranks part: a failing rank searches for a smaller
+  example while the others go on.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -53,12 +55,15 @@ class Watchdog:
     """A thread that ends the job when the main thread has not moved on in time."""
 
     def __init__(self) -> None:
-        # pytest catches what is written to 2; this stays the real standard error.
-        self.stderr = os.dup(2)
+        self.stderr = 2
         self.note = ""  # what this rank has to tell should the job end now
         self._what = "starting"
         self._deadline = time.monotonic() + LIMIT
         self._moved = threading.Condition()
+
+    def start(self) -> None:
+        """Begin to watch; to be called while pytest does not catch what is written to 2."""
+        self.stderr = os.dup(2)
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def expect(self, what: str, seconds: float) -> None:
@@ -92,13 +97,18 @@ class Watchdog:
         self.end_job(f"watchdog: {self._what}: no end after its limit; ending the job")
 
 
-watchdog: Watchdog
+watchdog = Watchdog()
 
 
-def everyone(mine: bool, failure: str = "") -> bool:
-    """Whether it is true on every rank; `failure` is told if the others do not come."""
+def exchange(mine: Any, failure: str = "") -> list[Any]:
+    """What every rank has for the same moment; `failure` is told if the others do not come.
+
+    None is cheap: only if some rank has something else are objects sent.
+    """
     told = bytearray(WORLD.size)
-    arrival = VERDICTS.Iallgather(bytes([mine]), told)
+    arrival = VERDICTS.Iallgather(
+        [bytes([mine is not None]), MPI.BYTE], [told, MPI.BYTE]
+    )
     patience = time.monotonic() + STRAY
     watchdog.note = failure
     while not arrival.Test():
@@ -107,13 +117,7 @@ def everyone(mine: bool, failure: str = "") -> bool:
                 f"failed, and after {STRAY:.0f} s some other rank is still inside the test"
             )
         time.sleep(0.0001)  # leave the core to a rank that has work
-    return all(told)
-
-
-def exchange(mine: Any, failure: str = "") -> list[Any]:
-    """What every rank has for the same moment; `failure` is told if the others do not come."""
-    everyone(True, failure)
-    return VERDICTS.allgather(mine)
+    return VERDICTS.allgather(mine) if any(told) else [None] * WORLD.size
 
 
 @pytest.fixture(scope="session")
@@ -134,20 +138,18 @@ def ring(comm: MPI.Intracomm) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def agreed() -> Callable[[], AbstractContextManager[None]]:
-    """``with agreed(): assert ...``: if that raises on some rank, it fails on every rank, at once."""
+    """``with agreed(): assert ...``: if that raises on some rank, it fails on every rank."""
     return _agreed
 
 
 @contextlib.contextmanager
 def _agreed() -> Iterator[None]:
-    mine = ""
+    mine = None
     try:
         yield
     except Exception:
         mine = traceback.format_exc()
-    if everyone(not mine, failure=mine):
-        return
-    told = VERDICTS.allgather(mine)
+    told = exchange(mine, failure=mine or "")
     failures = [f"rank {rank}:\n{text}" for rank, text in enumerate(told) if text]
     # Raised at the same place on every rank, so that Hypothesis goes on in step everywhere.
     assert not failures, "\n".join(failures)
@@ -155,15 +157,17 @@ def _agreed() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    global watchdog
-    watchdog = Watchdog()
+    watchdog.start()
     config.addinivalue_line("markers", "ranks(*sizes): run with these sizes only")
     config.addinivalue_line("markers", f"limit(seconds): may take longer than {LIMIT}")
     settings.load_profile("ranks")
     if WORLD.rank > 0:  # the report and the cache are rank 0's
+        plugins = config.pluginmanager
         for name in ("terminalreporter", "lfplugin", "nfplugin"):
-            if plugin := config.pluginmanager.get_plugin(name):
-                config.pluginmanager.unregister(plugin)
+            if plugin := plugins.get_plugin(name):
+                plugins.unregister(plugin)
+        silent = pytest.TerminalReporter(config, open(os.devnull, "w"))
+        plugins.register(silent, "terminalreporter")
 
 
 def pytest_collection_modifyitems(
@@ -188,7 +192,7 @@ _collection_failures: list[str] = []
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The ranks must have collected the same tests, or they would wait for each other for ever."""
+    """End the job if the ranks have collected different tests: they would wait for ever."""
     watchdog.expect("collecting", LIMIT)
     mine = (
         tuple(item.nodeid for item in session.items),
@@ -197,16 +201,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     told = exchange(mine, failure=mine[1])
     for rank, (nodes, failures) in enumerate(told):
         if (nodes, failures) != told[0]:
-            differ = sorted(set(nodes) ^ set(told[0][0]))
+            counts = f"{len(told[0][0])} and {len(nodes)}"
+            differ = sorted(set(nodes) ^ set(told[0][0]))[:5]
             _end_in_step(
-                f"rank {rank} and rank 0 collected different tests, {len(nodes)} and {len(told[0][0])};"
-                f" only one of them has {differ[:5]};\non rank {rank}: {failures or 'no failure'}"
-                f"\non rank 0: {told[0][1] or 'no failure'}"
+                f"rank 0 and rank {rank} collected different tests, {counts}; "
+                f"only one of them has {differ};\n"
+                f"on rank 0: {told[0][1] or 'no failure'}\n"
+                f"on rank {rank}: {failures or 'no failure'}"
             )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     mark = item.get_closest_marker("limit")
     watchdog.expect(item.nodeid, float(mark.args[0]) if mark else LIMIT)
     result = yield
@@ -217,13 +223,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Replace this rank's verdict by that of all ranks."""
-    report: pytest.TestReport = yield
-    mine = (report.outcome, _account(report) if report.outcome != "passed" else "")
-    if everyone(report.passed, failure=mine[1] if report.failed else ""):
-        return report
-    told = VERDICTS.allgather(mine)
+    report = yield
+    mine = None if report.passed else (report.outcome, _account(report))
+    told = exchange(mine, failure=mine[1] if mine and report.failed else "")
+    told = [verdict or ("passed", "") for verdict in told]
     outcomes = [outcome for outcome, _ in told]
     if "failed" in outcomes or len(set(outcomes)) > 1:
         report.outcome = "failed"
@@ -251,7 +256,7 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Rank 0 has reported; a rank that leaves with a failure ends the job, so all leave together."""
+    """Leave together: a rank that leaves with a failure ends the job, and rank 0 reports."""
     sys.stdout.flush()
     watchdog.expect("leaving", LIMIT)
     exchange(None)

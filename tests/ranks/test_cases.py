@@ -9,10 +9,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from mpi4py import MPI
-from ranks.reference import DTYPES, balanced, dtype_of, outcome, same_bits
-from ranks.reference import same_on_all_ranks
 
 from mpiring import Ring, average_gradients
+
+from ranks.reference import (
+    DTYPES,
+    balanced,
+    dtype_of,
+    outcome,
+    same_bits,
+    same_on_all_ranks,
+)
 
 ALGORITHMS = ("auto", "ring", "direct")
 

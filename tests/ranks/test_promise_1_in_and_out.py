@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from ranks.reference import balanced, outcome, random_array, reduced, same_bits
 
 from mpiring import Ring
+
+from ranks.reference import balanced, outcome, random_array, reduced, same_bits
 
 ALGORITHMS = ("auto", "ring", "direct", "mpi")
 

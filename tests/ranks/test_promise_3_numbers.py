@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
+
+from mpiring import Ring
+
 from ranks.reference import (
     COMPLEX,
     DTYPES,
@@ -19,8 +22,6 @@ from ranks.reference import (
     random_array,
     same_bits,
 )
-
-from mpiring import Ring
 
 ALGORITHMS = ("auto", "ring", "direct")
 

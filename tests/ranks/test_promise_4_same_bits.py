@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from mpiring import Ring, average_gradients
+
 from ranks.reference import (
     COMPLEX,
     DTYPES,
@@ -27,8 +30,6 @@ from ranks.reference import (
     same_bits,
     same_on_all_ranks,
 )
-
-from mpiring import Ring, average_gradients
 
 ALGORITHMS = {"ring": ("auto", "ring", "direct"), "rank": ("auto", "direct")}
 ROUNDING = (*FLOATS, *COMPLEX)

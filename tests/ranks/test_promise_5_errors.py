@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
-from ranks.reference import outcome
 
 from mpiring import Ring, average_gradients
+
+from ranks.reference import outcome
 
 SECONDS = 10.0
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks.reference import outcome
 
 from mpiring import Ring, RingError, RingTimeout
 from mpiring.wire import arithmetic
+
+from ranks.reference import outcome
 
 TIMEOUT = 0.1
 # After the deadline the ranks tell each other where they are, for a second; cores may be few.

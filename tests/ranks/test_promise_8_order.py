@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks.reference import balanced, outcome, same_bits
 
 from mpiring import Ring
+
+from ranks.reference import balanced, outcome, same_bits
 
 
 def fingerprint(size: int) -> int:

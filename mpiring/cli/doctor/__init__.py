@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mpiring.cli import BAD_NEWS, OK, UsageError, version
+from mpiring import __version__
+from mpiring.cli import BAD_NEWS, OK, UsageError
 
 from . import devices, launch, library, machine, packages
 from .child import LEVELS, RankFacts
@@ -77,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
     findings = diagnose(probe, launcher, versions, os.environ)
     if args.json:
         report = {
-            "mpiring": version(),
+            "mpiring": __version__,
             "findings": [asdict(finding) for finding in findings],
         }
         print(json.dumps(report, indent=2))
     else:
         width = min(100, shutil.get_terminal_size((100, 0)).columns)
-        print(f"mpiring {version()} doctor on {socket.gethostname()}", end="\n\n")
+        print(f"mpiring {__version__} doctor on {socket.gethostname()}", end="\n\n")
         print(as_text(findings, width))
     return BAD_NEWS if any(finding.status == PROBLEM for finding in findings) else OK
 

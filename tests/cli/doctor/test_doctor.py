@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +18,10 @@ from mpiring.cli.doctor.child import NodeFacts, RankFacts
 from mpiring.cli.doctor.library import Library
 from mpiring.cli.doctor.machine import Cores, SharedMemory
 from mpiring.cli.doctor.probe import Probe
+
+from launch import find_mpi, job_environment
+from launch import launch as launch_job
+from launch import run as run_command
 
 VERSIONS = {"numpy": "2.4.6", "mpi4py": "4.1.2"}
 OPEN_MPI = Library(
@@ -85,6 +94,17 @@ def test_a_healthy_job():
     ]
 
 
+def test_every_finding_is_in_the_manual():
+    manual = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    broken = healthy()
+    broken.failure, broken.output = "MPI_Finalize did not return", "words"
+    broken.ranks[2] = dataclasses.replace(broken.ranks[2], library="Open MPI 4.1.4")
+    names = {*diagnose(broken), *diagnose(healthy(size=1), {})}
+    assert {"one MPI", "MPI at work", "messages", "mpirun on PATH"} < names
+    headings = re.findall(r"^\| ([^|]+) \|", manual, re.MULTILINE)
+    assert names <= {name for heading in headings for name in heading.split(", ")}
+
+
 def test_three_jobs_of_one_rank():
     findings = diagnose(healthy(size=1))
     assert problems(findings) == {"one job"}
@@ -134,8 +154,7 @@ def test_an_mpi_that_fails_at_work():
 
 def test_different_libraries():
     probe = healthy()
-    other = probe.ranks[2].__dict__ | {"library": "Open MPI 4.1.4"}
-    probe.ranks[2] = RankFacts(**other)
+    probe.ranks[2] = dataclasses.replace(probe.ranks[2], library="Open MPI 4.1.4")
     assert problems(diagnose(probe)) == {"one MPI"}
 
 
@@ -176,7 +195,7 @@ def test_a_quiet_rank(monkeypatch, capsys):
     launcher = launch.Launcher("x", "MPICH", 2, 4, "x")
     assert doctor.leave_quietly(launcher, healthy()) == 0
     assert capsys.readouterr() == ("", "")
-    waited = []
+    waited: list[float] = []
     monkeypatch.setattr("mpiring.cli.doctor.time.sleep", waited.append)
     assert doctor.leave_quietly(launcher, Probe(failure="it died")) == 1
     assert capsys.readouterr() == ("", "mpiring doctor: rank 2: it died\n")
@@ -212,8 +231,7 @@ def test_json(monkeypatch, capsys):
 
 
 def run(size, *words, **options):
-    launching = pytest.importorskip("launch")
-    return launching.launch(size, ["-m", "mpiring", "doctor", *words], **options)
+    return launch_job(size, ["-m", "mpiring", "doctor", *words], **options)
 
 
 @pytest.mark.smoke
@@ -233,16 +251,32 @@ def test_under_mpirun_one_rank_reports_for_all(size):
     assert found["cores"]["status"] == "note" or not crowded
 
 
+@pytest.mark.slow
+def test_a_silent_rank_is_named_for_real():
+    """Two ranks of the command, and one of a program that starts MPI and then says nothing."""
+    mpi = find_mpi()
+    python = [
+        sys.executable,
+        "-c",
+        "from mpi4py import MPI; import signal; signal.pause()",
+    ]
+    command = [sys.executable, "-m", "mpiring", "doctor", "--timeout", "15"]
+    job = run_command(
+        [str(mpi.mpirun), "-n", "2", *command, ":", "-n", "1", *python],
+        timeout=60,
+        env=job_environment(mpi),
+    )
+    assert job.returncode != 0
+    assert "problem  ranks          no answer from rank 2." in job.stdout
+    assert job.stdout.count("1 problem (ranks)") == 1
+
+
 @pytest.mark.smoke
 def test_jobs_of_one_rank_are_found_for_real():
     """Another MPI's mpirun, as this MPI sees it: it says 3 ranks, and nobody can be reached."""
-    launching = pytest.importorskip("launch")
     theirs = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
-    if launching.find_mpi().name == "openmpi":
+    if find_mpi().name == "openmpi":
         theirs = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-m", "mpiring", "doctor"],
         env={**os.environ, **theirs},

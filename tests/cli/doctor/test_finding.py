@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
+from mpiring.cli.doctor import finding
 from mpiring.cli.doctor.finding import Finding, as_ranges, as_text, name_ranks, verdict
 
 FINE = Finding("a", "ok", "found", "known")
@@ -66,6 +69,10 @@ def test_verdict():
 )
 def test_ranges(numbers, text):
     assert as_ranges(numbers) == text
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(finding) == (0, 3)
 
 
 def test_ranks_by_name():

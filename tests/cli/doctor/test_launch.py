@@ -8,7 +8,7 @@ from mpiring.cli.doctor import launch
 from mpiring.cli.doctor.launch import Launcher, find_launcher
 from mpiring.cli.doctor.library import Library
 
-# What real launchers set, as seen under the wheels' mpirun and written in Slurm's and PALS's manuals.
+# What launchers set: seen under the wheels' mpirun, or read in the manuals of Slurm and PALS.
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "9", "MPI_LOCALNRANKS": "3"}
 INTEL = {**HYDRA, "I_MPI_HYDRA_UUID": "1a0f"}

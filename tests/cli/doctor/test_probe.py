@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiring.cli.doctor import LEVELS, child, probe
+from mpiring.cli.doctor import child
+from mpiring.cli.doctor.child import LEVELS
 from mpiring.cli.doctor.probe import read_until, start_probe, unpack
 
 SEND = "import os, pickle\ndef send(*fact): os.write({writer}, pickle.dumps(fact))\n"
@@ -18,7 +19,7 @@ SEND = "import os, pickle\ndef send(*fact): os.write({writer}, pickle.dumps(fact
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Let another program stand in for the child: ``stand_in(code)``, with ``send(fact, value)``."""
+    """Let other code stand in for the child's; it can ``send(fact, value)``."""
     real = subprocess.Popen
 
     def install(code):
@@ -28,7 +29,7 @@ def stand_in(monkeypatch):
                 [sys.executable, "-c", SEND.format(writer=writer) + code], **options
             )
 
-        monkeypatch.setattr(probe.subprocess, "Popen", popen)
+        monkeypatch.setattr(subprocess, "Popen", popen)
 
     return install
 

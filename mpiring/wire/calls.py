@@ -1,0 +1,82 @@
+"""What one rank was asked to do, and the errors that all ranks raise alike about it (promise 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+from ..errors import RingError
+from .agree import FAILURE_BYTES, Summary, shortened
+
+
+class Call:
+    """What one rank was asked to do, and what was wrong with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.fields: tuple[tuple[str, str], ...] = ()
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def local(self) -> Iterator[None]:
+        """Keep what goes wrong inside, for the opening exchange."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = error
+
+    def text(self) -> bytes:
+        """What must be equal on all ranks."""
+        return _call_text(self.name, self.fields)
+
+    def failure_text(self, rank: int) -> bytes | None:
+        """This rank's failure as the opening exchange carries it, None if there is none."""
+        if self.failure is None:
+            return None
+        kind = type(self.failure).__name__
+        name = kind if kind in _RAISED else RingError.__name__
+        text = f"{name}\0{self.name}: rank {rank}: {str(self.failure) or kind}"
+        return shortened(text, FAILURE_BYTES)
+
+    def error(self, summary: Summary, rank: int) -> Exception | None:
+        """What every rank raises after the exchange: the lowest rank's failure, or None."""
+        if summary.failure is None:
+            return None
+        name, _, message = summary.failure[1].decode(errors="replace").partition("\0")
+        error = _RAISED[name](message)
+        if summary.failure[0] == rank:
+            error.__cause__ = self.failure
+        return error
+
+
+_RAISED: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (TypeError, ValueError, KeyError, MemoryError, RingError)
+}
+
+
+def difference(summary: Summary) -> ValueError:
+    """The error that says what two ranks mean differently."""
+    assert summary.other is not None
+    (rank_a, text_a), (rank_b, text_b) = summary.first, summary.other
+    fields_a, fields_b = (text.decode().split("\x1f") for text in (text_a, text_b))
+    name_a, name_b = fields_a[0], fields_b[0]
+    if name_a != name_b:
+        return ValueError(
+            f"rank {rank_b} called {name_b}, rank {rank_a} called {name_a}; "
+            "every rank must make the same calls in the same order"
+        )
+    different = [(a, b) for a, b in zip(fields_a, fields_b) if a != b]
+    said_a, said_b = (
+        ", ".join(pair[i].replace("\x1e", " ") for pair in different) for i in (0, 1)
+    )
+    return ValueError(
+        f"{name_a}: rank {rank_b} passed {said_b}, rank {rank_a} passed {said_a}; "
+        "pass the same on every rank"
+    )
+
+
+@lru_cache(maxsize=512)
+def _call_text(name: str, fields: tuple[tuple[str, str], ...]) -> bytes:
+    return shortened("\x1f".join([name, *("\x1e".join(field) for field in fields)]))

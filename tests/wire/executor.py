@@ -1,0 +1,117 @@
+"""Run any schedule on real arrays in one process, and compare with what the proof of it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpiring.plan import verify
+from mpiring.plan.programs import rank_program
+from mpiring.wire import arrays, execute, memory
+from mpiring.wire.arithmetic import accumulator
+from mpiring.wire.execute import Position
+from mpiring.wire.local import LocalNetwork
+
+from wire import reference
+from wire.interleaving import chooser
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What runs a schedule: ours, or a broken one."""
+
+    execute: Any = execute.execute
+    memory: Any = memory.Memory
+
+
+class Watched(list):
+    """A memory's free slots, which remember how few there were."""
+
+    def __init__(self, slots):
+        super().__init__(slots)
+        self.fewest = len(self)
+
+    def pop(self):
+        slot = super().pop()
+        self.fewest = min(self.fewest, len(self))
+        return slot
+
+
+def check(
+    schedule, op, dtype, count, seed, rendezvous=None, in_place=False, machine=None
+):
+    """Run a schedule and compare every result with the order that was proven, bit for bit.
+
+    Returns, for each rank, how many slots it had and how many it used at one time.
+    """
+    machine = machine or Machine()
+    size, cut = schedule.size, reference.bounds(count, schedule.segments)
+    xs = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
+    originals = [x.copy() for x in xs]
+    moves = schedule.collective in ("allgather", "broadcast")
+    want = wanted(schedule, op, xs, cut)
+
+    network = LocalNetwork(size, chooser(seed), rendezvous, message_bytes=64)
+    outs, memories = [], []
+    for rank in range(size):
+        out = xs[rank] if in_place else np.full_like(xs[rank], 1)
+        outs.append(out)
+        results = {s: out[slice(*cut[s])] for s in schedule.results(rank)}
+        if moves:
+            given = schedule.collective == "broadcast" or None
+            for s in results:
+                if rank == schedule.root if given else s == schedule.owned(rank):
+                    results[s][...] = originals[rank][slice(*cut[s])]
+        program = rank_program(schedule, rank, wide=accumulator(op, dtype) != dtype)
+        memories.append(
+            machine.memory(
+                arrays.NUMPY,
+                program,
+                memory.Segments.of_lengths([stop - start for start, stop in cut]),
+                None if moves else xs[rank],
+                results.get,
+                op,
+                dtype,
+                memory.Scratch(),
+            )
+        )
+        memories[-1]._slots = Watched(memories[-1]._slots)
+    programs = [
+        machine.execute(m, transport, 1, Position())
+        for m, transport in zip(memories, network.transports)
+    ]
+    network.run(programs)
+
+    usage = []
+    for rank in range(size):
+        for s in schedule.results(rank):
+            got = outs[rank][slice(*cut[s])]
+            assert reference.same_bits(got, want[s]), (rank, s, got, want[s])
+        slots = memories[rank]._slots
+        assert len(slots) == memories[rank].program.slots, "a slot is still in use"
+        usage.append((len(slots), len(slots) - slots.fewest))
+        if not in_place:
+            assert reference.same_bits(xs[rank], originals[rank]), "the input changed"
+            untouched = np.full_like(outs[rank], 1)
+            for s in set(range(schedule.segments)) - set(schedule.results(rank)):
+                assert reference.same_bits(
+                    outs[rank][slice(*cut[s])], untouched[slice(*cut[s])]
+                )
+    return usage
+
+
+def wanted(schedule, op, xs, cut):
+    """The result of each segment, by the proven order."""
+    proof = verify(schedule)
+    pieces = []
+    for s, order in enumerate(proof.orders):
+        values = [x[slice(*cut[s])] for x in xs]
+        if order:
+            total = reference.combined(op, values, order)
+            pieces.append(reference.finished(op, total, schedule.size, xs[0].dtype))
+        else:
+            root = schedule.root
+            pieces.append(values[schedule.owner(s) if root is None else root].copy())
+    return pieces

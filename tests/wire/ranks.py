@@ -1,0 +1,57 @@
+"""Several ranks in this process, each with its collectives, and what each of them got out of a call."""
+
+from __future__ import annotations
+
+from mpiring.wire.agree import Opening
+from mpiring.wire.collectives import Collectives
+from mpiring.wire.execute import Position
+from mpiring.wire.local import LocalNetwork, first
+
+from wire.interleaving import chooser
+
+
+class Ranks:
+    """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one."""
+
+    def __init__(self, size, seed=None, rendezvous=True, message_bytes=1 << 30, **more):
+        choose = first if seed is None else chooser(seed)
+        self.size = size
+        self.network = LocalNetwork(size, choose, rendezvous, message_bytes, **more)
+        self.collectives = [
+            Collectives(transport, Opening(transport, 1), 2)
+            for transport in self.network.transports
+        ]
+
+    def run(self, program):
+        """Run ``program(rank, collectives)``, a generator, on each rank; what it returned or raised."""
+        return self.network.run(
+            [kept(program(rank, c)) for rank, c in enumerate(self.collectives)]
+        )
+
+    def call(self, name, arguments):
+        """Call one collective on each rank with ``arguments(rank)``."""
+        return self.run(lambda rank, c: call(c, name, *arguments(rank)))
+
+
+def kept(program):
+    """A program that returns the exception where another would raise it."""
+    try:
+        return (yield from program)
+    except Exception as error:
+        return error
+
+
+DEFAULTS = {
+    "allreduce": ("sum", None, "ring", "auto"),
+    "reduce_scatter": ("sum", None, "ring", "auto"),
+    "allgather": (None, "auto"),
+    "barrier": (),
+}
+
+
+def call(collectives, name, *arguments):
+    """The program of a collective; arguments that are left out have the ring's defaults."""
+    given = len(arguments) - (name != "barrier")
+    rest = DEFAULTS[name][given:] if name in DEFAULTS else ()
+    position = () if name == "exchange" else (Position(),)
+    return getattr(collectives, name)(*arguments, *rest, *position)
