@@ -39,14 +39,25 @@ class Call:
         text = f"{name}\0{self.name}: rank {rank}: {str(self.failure) or kind}"
         return shortened(text, FAILURE_BYTES)
 
+    def raise_failure(self) -> None:
+        """Raise what was wrong on this rank, if anything was."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame, which must not hold it
+
     def error(self, summary: Summary, rank: int) -> Exception | None:
         """What every rank raises after the exchange: the lowest rank's failure, or None."""
+        # Its traceback holds the caller, who holds this call and the arrays: no cycle of those.
+        failure, self.failure = self.failure, None
         if summary.failure is None:
             return None
         name, _, message = summary.failure[1].decode(errors="replace").partition("\0")
         error = _RAISED[name](message)
         if summary.failure[0] == rank:
-            error.__cause__ = self.failure
+            error.__cause__ = failure
         return error
 
 

@@ -221,15 +221,17 @@ class Collectives:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         if not (self._check or always):
-            if call.failure is not None:
-                raise call.failure
+            call.raise_failure()
             return []
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
         error = call.error(summary, self.transport.rank)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which must not hold it
         if summary.other is not None:
             raise difference(summary)
         return payloads

@@ -6,6 +6,8 @@ for each rank, 0 if it was lost and 2 if it was counted twice.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -235,7 +237,14 @@ def test_b15_pairing_by_name(comm, ring):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("bucket_bytes", [8, 1 << 20, None])
 def test_b16_mixed_bucket(comm, ring, bucket_bytes):
-    kinds = [("f4", 3), ("f2", 5), ("f8", 1), ("f4", 0), ("f2", ()), ("c8", 2)]
+    kinds: list[tuple[Any, Any]] = [
+        ("f4", 3),
+        ("f2", 5),
+        ("f8", 1),
+        ("f4", 0),
+        ("f2", ()),
+        ("c8", 2),
+    ]
     mine = [np.full(shape, comm.rank + 1, dtype) for dtype, shape in kinds]
     averaged = average_gradients(mine, ring, bucket_bytes=bucket_bytes)
     for (dtype, shape), result in zip(kinds, averaged):

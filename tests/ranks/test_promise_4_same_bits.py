@@ -217,14 +217,14 @@ def test_ranks_are_those_of_the_communicator_wherever_they_are(comm):
     """A communicator that lists the processes backwards combines them backwards."""
     backwards = comm.Split(0, key=-comm.rank)
     inputs = [random_array("float32", 41, r, 6) for r in reversed(range(comm.size))]
+    results = []
     with Ring(backwards) as ring:
-        results = [
-            Result(f"{how}", ring.allreduce(inputs[ring.rank], **how), expected)
-            for order in ("ring", "rank")
-            for expected in [reduced(inputs, "sum", order)]
-            for algorithm in ALGORITHMS[order]
-            for how in [{"order": order, "algorithm": algorithm}]
-        ]
+        for order, algorithms in ALGORITHMS.items():
+            for algorithm in algorithms:
+                x = inputs[ring.rank]
+                actual = ring.allreduce(x, order=order, algorithm=algorithm)
+                expected = reduced(inputs, "sum", order)
+                results.append(Result(f"{order}, {algorithm}", actual, expected))
     backwards.Free()
     check(comm, results)
 

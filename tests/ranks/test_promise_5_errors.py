@@ -26,7 +26,7 @@ from ranks.reference import outcome
 SECONDS = 10.0
 
 
-def all_raise(comm, ring, call) -> tuple[str, str]:
+def all_raise(comm, ring, call) -> Any:
     """The exception, type and text, that ``call()`` raises on all ranks."""
     began = time.monotonic()
     told = outcome(call)
@@ -340,7 +340,8 @@ def test_a_wrong_argument_of_a_ring(comm, ring):
 @pytest.mark.ranks(2, 3, 5)
 @pytest.mark.parametrize("name", ["check", "message_bytes"])
 def test_a_ring_that_ranks_mean_differently(comm, ring, name):
-    usual, other = {"check": (True, False), "message_bytes": (1000, 999)}[name]
+    values: dict[str, Any] = {"check": (True, False), "message_bytes": (1000, 999)}
+    usual, other = values[name]
     for at in range(comm.size):
         value = other if comm.rank == at else usual
         kind, text = all_raise(comm, ring, lambda: Ring(comm, **{name: value}))
@@ -349,6 +350,7 @@ def test_a_ring_that_ranks_mean_differently(comm, ring, name):
 
 
 def test_what_is_no_communicator_for_a_ring(comm):
+    wrong: Any
     for wrong in (3, "world", MPI.GROUP_EMPTY, MPI.INFO_NULL):
         kind, text = outcome(lambda: Ring(wrong))
         assert kind == "TypeError" and type(wrong).__name__ in text

@@ -199,10 +199,15 @@ def test_two_handles_of_one_communicator_share_a_pool(comm, parent):
 
 
 def test_what_the_user_hung_on_a_communicator_stays(comm):
-    deleted = []
-    copied = []
+    deleted: list[object] = []
+    copied: list[object] = []
+
+    def copy(comm, key, value):
+        copied.append(value)
+        return value
+
     keyval = MPI.Comm.Create_keyval(
-        copy_fn=lambda comm, key, value: copied.append(value) or value,
+        copy_fn=copy,
         delete_fn=lambda comm, key, value: deleted.append(value),
     )
     plain = MPI.Comm.Create_keyval()
