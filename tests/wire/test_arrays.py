@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+
 from mpiring.wire.arrays import NUMPY, kind_named, kind_of
+
 from wire import reference
 from wire.ranks import Ranks
 from wire.reference import same_bits

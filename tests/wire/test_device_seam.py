@@ -6,10 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from devices import cases, host_cupy
-from devices.cases import CASES
+
 from mpiring.errors import RingError
 from mpiring.wire.arrays import NUMPY, CupyKind, kind_named, kind_of
+
+from devices import cases, host_cupy
+from devices.cases import CASES
 from wire.interleaving import chooser
 from wire.ranks import Ranks, call
 
@@ -21,6 +23,8 @@ def cupy(monkeypatch):
 
 class LocalRing:
     """What a case sees of a ring."""
+
+    repeats = 5  # in each of several interleavings
 
     def __init__(self, rank, collectives):
         self.rank, self.size = rank, collectives.transport.size
