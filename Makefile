@@ -37,14 +37,19 @@ demo: .venv/.has-demo
 	@echo '  .venv/bin/mpiring show allreduce --ranks 4       the plan that you have just seen at work'
 	@echo '  .venv/bin/mpiring verify allreduce --ranks 64    its proof'
 	@echo '  .venv/bin/mpiring doctor                         what this machine and its MPI can do'
+	@echo '  .venv/bin/mpirun -n 3 .venv/bin/python -m mpi4py examples/ring_by_hand.py --offset 1 --count 10'
+	@echo '                                                   three ranks, uneven segments, as the lecture has it'
 	@echo '  .venv/bin/mpirun -n 2 .venv/bin/python -m mpi4py examples/train_digits.py'
+	@echo '                                                   the same model on two ranks'
 	@echo '  make test                                        every law the ring relies on, checked'
 
 test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
 	$(call say,all tests on Open MPI; about 6 minutes)
 	@# No old data of a killed run may count as covered.
 	.venv/bin/coverage erase
-	.venv/bin/python -m pytest --cov --cov-report=
+	.venv/bin/python -m pytest --cov --cov-report= -m 'not slow and not gpu and not untraced'
+	$(call say,every mutation of the schedules$(comma) not traced for coverage; about 1 minute)
+	.venv/bin/python -m pytest -m untraced
 	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)
 	.venv/bin/coverage report
 	@.venv/bin/coverage report --include='mpiring/plan/*' --fail-under=100 > /dev/null || \

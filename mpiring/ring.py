@@ -291,7 +291,10 @@ class Ring:
         operation = self._operations.start(name, running, position, seconds)
         if async_op:
             return Work(self._operations, operation)
-        return self._operations.wait(operation)
+        try:
+            return self._operations.wait(operation)
+        finally:
+            operation.forget()
 
 
 def _intracomm(comm: Any) -> MPI.Intracomm:

@@ -16,6 +16,13 @@ Why one run is enough
     which is the hardest case: eager sends can only complete earlier.  Hence: no deadlock here, no
     deadlock anywhere.
 
+    The argument asks four things of an executor.  It posts *all* of a step before it waits for any of it:
+    one blocking send after the other is another program, and can deadlock where this one cannot.  It
+    matches the messages of a pair of ranks in the order posted.  It combines and finishes only when the
+    step's own sends are through, because they read what was held before.  And what it keeps of a partial
+    is wide.  What is stored may then go straight into the buffer the step's sends read from: no segment
+    is stored that the same step sends, reduces or stores a second time.
+
     Confluence also leaves open who goes next, so a :class:`Ready` may choose it: a stack where only the
     values matter, a clock (:mod:`mpiring.plan.cost`) where the times do.
 """

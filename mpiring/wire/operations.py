@@ -99,6 +99,10 @@ class Operation(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Let go of the outcome: an error's traceback holds us, and with us the ring and the arrays."""
+        self._result = self._error = None
+
     def __str__(self) -> str:
         waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
         return f"{self.name} (call {self.number} on this ring; {self.position}{waits})"

@@ -7,6 +7,7 @@ so that nothing is missing and only the meaning is wrong; the others change one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mpiring.plan import Action, Form, Receive, Schedule, Send, Step, from_steps
 
@@ -77,7 +78,7 @@ def _of_program(
 
 def _of_step(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, Step]]:
     for field, name in enumerate(("send", "receive")):
-        items = step[field]
+        items: tuple[Any, ...] = step[field]
         for k, item in enumerate(items):
             where = f"{name} {k}"
             yield f"drop {name}", where, _field(step, field, _without(items, k))
@@ -102,11 +103,11 @@ def _of_step(schedule: Schedule, step: Step) -> Iterator[tuple[str, str, Step]]:
             step._replace(finishes=_without(finishes, k)),
         )
         for other in _others(segment, schedule.segments):
-            changed = finishes[:k] + (other,) + finishes[k + 1 :]
+            instead = finishes[:k] + (other,) + finishes[k + 1 :]
             yield (
                 "finish: other segment",
                 f"finish {k} {other}",
-                step._replace(finishes=changed),
+                step._replace(finishes=instead),
             )
     for segment in range(schedule.segments):
         yield (
@@ -236,7 +237,7 @@ def _edit(program: tuple[Step, ...], i: int, field: int, items: tuple):
     return program[:i] + (_field(program[i], field, items),) + program[i + 1 :]
 
 
-def _place(programs, source, i, k, send, dest, j, m, receive) -> Programs:
+def _place(programs: Programs, source, i, k, send, dest, j, m, receive) -> Programs:
     """Insert a message; a program that is shorter gets a step at its end."""
     for rank, step, place, field, item in (
         (source, i, k, 0, send),

@@ -52,7 +52,8 @@ def narrowed(value: Cell) -> Cell:
 
 
 def fingerprint(ranks: Iterable[int], segment: int) -> int:
-    return sum(8**rank for rank in ranks) * (1 + segment * 8**40)
+    # 1 << 3 * n is 8**n.
+    return sum(1 << 3 * rank for rank in ranks) * (1 + (segment << 3 * 40))
 
 
 def contribution(rank: int, segment: int) -> Cell:
@@ -68,7 +69,13 @@ class Promise:
     """What a collective starts from and must end with, as plain numbers."""
 
     def __init__(
-        self, collective, size, segments, order=None, offset=0, root=None
+        self,
+        collective: str,
+        size: int,
+        segments: int,
+        order: str | None = None,
+        offset: int = 0,
+        root: int | None = None,
     ) -> None:
         self.collective, self.size, self.segments = collective, size, segments
         self.order, self.offset, self.root = order, offset, root
@@ -228,9 +235,10 @@ class Simulation:
                 sides = arrived.setdefault(receive.segment, ([], []))
                 sides[receive.action is Action.REDUCE_AFTER].append(value)
         for segment, (before, after) in arrived.items():
-            total, *rest = [*before, memory[segment], *after]
-            for value in rest:
-                total = combine(total, value)
+            operands = [*before, memory[segment], *after]
+            total = operands[0]
+            for operand in operands[1:]:
+                total = combine(total, operand)
             memory[segment] = total
         for segment in step.finishes:
             if not 0 <= segment < self.segments:

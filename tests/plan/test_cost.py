@@ -10,7 +10,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan.written import CASES, PARTIAL, RESULT, STORE, star_broadcast, written
 
 from mpiring.plan import (
     Model,
@@ -33,6 +32,8 @@ from mpiring.plan import (
 )
 from mpiring.plan.cost import EventClock
 from mpiring.plan.symbolic import run
+
+from plan.written import CASES, PARTIAL, RESULT, STORE, star_broadcast, written
 
 MODEL = Model(alpha=100_000, beta=10, gamma=3)
 

@@ -19,11 +19,9 @@ MODULES = [
 ]
 
 
-# `mpiring.plan.verify` and others are also names of functions, so modules are taken by their full name.
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
-    importlib.import_module(name)
-    outcome = doctest.testmod(importlib.sys.modules[name], verbose=False)
+    outcome = doctest.testmod(importlib.import_module(name))
     assert outcome.attempted > 0
     assert outcome.failed == 0
 
@@ -32,4 +30,4 @@ def test_all_names_are_there():
     names = mpiring.plan.__all__
     assert names == sorted(names) and len(set(names)) == len(names)
     for name in names:
-        assert getattr(mpiring.plan, name).__doc__ if name != "ALGORITHMS" else True
+        assert hasattr(mpiring.plan, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from plan.written import CASES, chain_reduce, star_broadcast, written
 
 from mpiring.plan import (
     Action,
@@ -27,6 +26,8 @@ from mpiring.plan import (
 )
 from mpiring.plan.frames import contribution_name, value_name
 from mpiring.plan.symbolic import order_of
+
+from plan.written import CASES, chain_reduce, star_broadcast, written
 
 SVG = "{http://www.w3.org/2000/svg}"
 EXAMPLES = {

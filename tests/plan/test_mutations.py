@@ -13,15 +13,12 @@ The counts are pinned in :data:`COUNTS`: a change of the rules, or of the mutati
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from functools import cache
 
 import pytest
-from plan.mutations import mutants, programs_of, rebuild
-from plan.simulator import count_orders, is_right, promise_of
-from plan.written import CASES as WRITTEN_CASES
-from plan.written import written
 
 from mpiring.plan import (
     ScheduleError,
@@ -33,6 +30,13 @@ from mpiring.plan import (
     ring_reduce_scatter,
     verify,
 )
+
+from plan.mutations import mutants, programs_of, rebuild
+from plan.simulator import count_orders, is_right, promise_of
+from plan.written import CASES as WRITTEN_CASES
+from plan.written import written
+
+pytestmark = pytest.mark.untraced
 
 BUILT = {
     "ring reduce_scatter": ring_reduce_scatter,
@@ -143,7 +147,9 @@ def judge(name, size):
     """(refused, harmless by kind, stricter by rule) of all mutants; asserts that none is unsound."""
     schedule = schedule_of(name, size)
     promise = promise_of(schedule)
-    refused, harmless, stricter = 0, Counter(), Counter()
+    refused = 0
+    harmless: Counter[str] = Counter()
+    stricter: Counter[str] = Counter()
     for kind, where, programs in mutants(schedule):
         right = is_right(promise, programs)
         try:
@@ -286,7 +292,8 @@ def test_every_mutation_is_refused_or_right(name, size):
 
 
 def test_each_exception_is_explained():
-    harmless, stricter = Counter(), Counter()
+    harmless: Counter[str] = Counter()
+    stricter: Counter[str] = Counter()
     for name, size in COUNTS:
         _, harmless_here, stricter_here = judge(name, size)
         harmless += harmless_here
@@ -297,6 +304,29 @@ def test_each_exception_is_explained():
 
 def test_no_case_is_left_out():
     assert list(COUNTS) == CASES
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mutants_of_accepted_mutants_are_refused_or_right(seed):
+    """Further away from the schedules we know: a walk from accepted mutant to accepted mutant."""
+    choose = random.Random(seed)
+    accepted = 0
+    for _ in range(20):
+        name, size = choose.choice([case for case in CASES if 2 <= case[1] <= 4])
+        schedule = schedule_of(name, size)
+        promise = promise_of(schedule)
+        for _ in range(3):
+            nearby = list(mutants(schedule))
+            for kind, where, programs in choose.sample(nearby, min(50, len(nearby))):
+                mutant = rebuild(schedule, programs)
+                try:
+                    verify(mutant)
+                except ScheduleError:
+                    continue
+                assert is_right(promise, programs), f"{name}, {size}: {kind}, {where}"
+                accepted += 1
+                schedule = mutant
+    assert accepted > 50
 
 
 @pytest.mark.parametrize("name", BUILT)

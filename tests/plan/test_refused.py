@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 
 import pytest
-from plan.written import AFTER, CONTRIBUTION, PARTIAL, REDUCE, RESULT, STORE, tree_up
 
 from mpiring.plan import (
     DeadlockError,
@@ -20,6 +19,8 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.symbolic import run
+
+from plan.written import AFTER, CONTRIBUTION, PARTIAL, REDUCE, RESULT, STORE, tree_up
 
 
 def changed(schedule, rank, index, **fields):

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan.written import CASES, hierarchical_allreduce, written
 
 from mpiring.plan import (
     Action,
@@ -28,6 +27,8 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.schedules import last_uses
+
+from plan.written import CASES, hierarchical_allreduce, written
 
 SIZES = range(1, 33)
 

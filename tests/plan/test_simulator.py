@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from plan import simulator
-from plan.mutations import mutants, programs_of
-from plan.simulator import Promise, Wrong, count_orders, is_right, promise_of, simulate
 
 from mpiring.plan import (
     Action,
@@ -18,6 +15,10 @@ from mpiring.plan import (
     ring_allreduce,
     ring_reduce_scatter,
 )
+
+from plan import simulator
+from plan.mutations import mutants, programs_of
+from plan.simulator import Promise, Wrong, count_orders, is_right, promise_of, simulate
 
 RESULT = Form.RESULT
 
