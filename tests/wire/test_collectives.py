@@ -5,6 +5,8 @@ Every result is compared with promise 4's order, evaluated by a plain loop, bit 
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -313,6 +315,30 @@ def test_what_went_wrong_here_is_the_cause_here():
     results = Ranks(3).call("allreduce", lambda r: (X if r != 2 else [1],))
     causes = [result.__cause__ for result in results]
     assert causes[:2] == [None, None] and isinstance(causes[2], TypeError)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_an_error_holds_nothing_when_it_is_dropped(check):
+    """Its traceback knows the call's arrays; they go with it, at once, not when a collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        ranks = Ranks(2) if check else unchecked(2, 1)
+        arrays = [np.ones(3).view(Watchable) for _ in range(2)]
+        gone = [weakref.ref(array) for array in arrays]
+        errors = ranks.call(
+            "allreduce", lambda r: (arrays[r], "mean" if r or not check else "sum")
+        )
+        assert {type(error) for error in errors} == {ValueError}
+        assert all(ref() is not None for ref in gone)
+        del arrays, errors
+        assert all(ref() is None for ref in gone)
+    finally:
+        gc.enable()
+
+
+class Watchable(np.ndarray):
+    """An array that can be referred to weakly under its own name."""
 
 
 def test_an_exception_of_another_kind_becomes_a_ring_error():
