@@ -326,9 +326,8 @@ def test_an_error_holds_nothing_when_it_is_dropped(check):
         ranks = Ranks(2) if check else unchecked(2, 1)
         arrays = [np.ones(3).view(Watchable) for _ in range(2)]
         gone = [weakref.ref(array) for array in arrays]
-        errors = ranks.call(
-            "allreduce", lambda r: (arrays[r], "mean" if r or not check else "sum")
-        )
+        wrong = ["sum" if check else "mean", "mean"]
+        errors = ranks.call("allreduce", lambda r, xs=arrays: (xs[r], wrong[r]))
         assert {type(error) for error in errors} == {ValueError}
         assert all(ref() is not None for ref in gone)
         del arrays, errors
