@@ -221,17 +221,15 @@ class Collectives:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         if not (self._check or always):
-            call.raise_failure()
+            if call.failure is not None:
+                raise call.take_failure()
             return []
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
-        error = call.error(summary, self.transport.rank)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it
+        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
+        if summary.failure is not None:
+            raise call.error(summary, self.transport.rank)
         if summary.other is not None:
             raise difference(summary)
         return payloads
