@@ -227,14 +227,14 @@ class Collectives:
         """
         if not (self._check or always):
             if call.failure is not None:
-                raise call.failure
+                raise call.take_failure()
             return []
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
-        error = call.error(summary, self.transport.rank)
-        if error is not None:
-            raise error
+        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
+        if summary.failure is not None:
+            raise call.error(summary, self.transport.rank)
         if summary.other is not None:
             raise difference(summary)
         return payloads
