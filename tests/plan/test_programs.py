@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from plan.written import written
-
 from mpiring.plan import (
     Action,
     Form,
@@ -17,6 +15,8 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.programs import rank_program
+
+from plan.written import written
 
 CONTRIBUTION, PARTIAL, RESULT = Form.CONTRIBUTION, Form.PARTIAL, Form.RESULT
 REDUCE, STORE = Action.REDUCE, Action.STORE
