@@ -49,7 +49,7 @@ bytes: through the busiest rank's link, one way; at once: its messages in one st
 server: the lecture's parameter server, a reduce and then a broadcast, for comparison
 
 direct wins at every size
-(By this model the ring never beats direct: latencies of messages at once overlap, and links do not
+(By this model the ring is never faster than direct: latencies of messages at once overlap, links do not
 contend.  The ring sends one message at a time and needs room for one segment.)
 
 bytes       ring    direct     bound  wins
@@ -253,6 +253,15 @@ def test_of_many_points_a_dozen_are_shown(measured, capsys):
     table = page.split("\n\n")[1].splitlines()
     assert len(table) == 1 + 12 + 1 and table[-1].endswith("; 88 not shown")
     assert table[1].startswith("0 B ") and table[-2].startswith("99 B ")
+
+
+def test_a_fit_without_small_messages_says_so(measured, capsys):
+    points = [{"bytes": 10**n, "seconds": 10.0 ** (n - 9)} for n in (5, 6, 7)]
+    points[0]["seconds"] *= 0.9
+    page = said(capsys, *ISSUE[:5], "--fit", measured(points))
+    assert page.startswith("allreduce of 400 MB") and "\nalpha 0 s, " in page
+    assert "\nalpha comes out as 0: with messages of a few bytes among" in page
+    assert "comes out" not in said(capsys, *ISSUE[:5], "--fit", measured())
 
 
 def test_a_bandwidth_without_limit(measured, capsys):
