@@ -76,7 +76,7 @@ def average_gradients(
     settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
     said = json.dumps([settings, signatures])
     if not ring.exchange("average_gradients", said, failure):
-        signatures = _merge(_everyone_says(ring, said))
+        signatures = _merge(everyone_says(ring, said))
     averaged = _average(leaves, signatures, ring, op, order, bucket_bytes)
     return _rebuilt(grads, (), averaged)
 
@@ -94,8 +94,8 @@ def _signature(name: str, leaf: Any, op: Any) -> Signature:
 # ---- what the ranks have --------------------------------------------------------------------------
 
 
-def _everyone_says(ring: Ring, said: str) -> list[str]:
-    """The texts of all ranks."""
+def everyone_says(ring: Ring, said: str) -> list[str]:
+    """The texts of all ranks: collective."""
     import numpy as np
 
     data = np.frombuffer(said.encode(), np.uint8)
