@@ -17,7 +17,7 @@ from ..plan.segments import Segments
 from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import DTYPES, Array
-from .arrays import kind_named, kinds_here
+from .arrays import KINDS, kind_named, kinds_here
 from .calls import Call
 from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
 from .execute import Position, execute
@@ -296,12 +296,11 @@ def _checked_root(call: Call, root: Any, size: int) -> int:
 
 # A rank with an array says (place of its kind, place of its dtype, shape), one without the kinds it has.
 _CODES = sorted(DTYPES)
-_KINDS = ("numpy", "cupy")
 _MOST_DIMENSIONS = 12  # what a payload has room for
 
 
 def _no_array() -> bytes:
-    return bytes([sum(1 << _KINDS.index(name) for name in kinds_here())])
+    return bytes([sum(1 << KINDS.index(name) for name in kinds_here())])
 
 
 def _signature(source: Operand) -> bytes:
@@ -310,13 +309,13 @@ def _signature(source: Operand) -> bytes:
         raise ValueError(
             f"an array of {len(shape)} dimensions; a broadcast takes at most {_MOST_DIMENSIONS}: reshape it"
         )
-    codes = (_KINDS.index(source.kind.name), _CODES.index(source.dtype))
+    codes = (KINDS.index(source.kind.name), _CODES.index(source.dtype))
     return struct.pack(f"<BB{len(shape)}q", *codes, *shape)
 
 
 def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
     kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
-    return _KINDS[kind], _CODES[code], tuple(shape)
+    return KINDS[kind], _CODES[code], tuple(shape)
 
 
 def _words(said: bytes) -> str:
@@ -332,8 +331,8 @@ def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
         if len(said) == 1:
             if not said[0] >> kind & 1:
                 raise TypeError(
-                    f"{name}: rank {root} sends a {_KINDS[kind]} array, but rank {rank} passed None and "
-                    f"has not imported {_KINDS[kind]}; import it there, or pass an array to fill"
+                    f"{name}: rank {root} sends a {KINDS[kind]} array, but rank {rank} passed None and "
+                    f"has not imported {KINDS[kind]}; import it there, or pass an array to fill"
                 )
         elif said[1:] != of_root[1:]:
             raise ValueError(
