@@ -6,6 +6,7 @@ import types
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,8 +49,8 @@ def traffic(size, channels, seed):
     Only the messages of one channel (source, dest, tag) keep their order.
     """
     random = Random(seed)
-    calls = [[] for _ in range(size)]
-    expected = []
+    calls: list[list[Message]] = [[] for _ in range(size)]
+    expected: list[tuple[Any, Any]] = []
     for source, dest, tag in channels:
         dtype = random.choice(DTYPES)
         count = random.choice([0, 1, 2, 7, 40])
@@ -66,7 +67,7 @@ def traffic(size, channels, seed):
 
 def in_another_order(messages, random):
     """The messages shuffled, those of one channel in their order."""
-    waiting = {}
+    waiting: dict[Any, list[Message]] = {}
     for message in messages:
         waiting.setdefault((message.is_send, message.peer, message.tag), []).append(
             message

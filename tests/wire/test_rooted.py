@@ -5,6 +5,8 @@ Every reduction is compared with a plain loop in promise 4's order, bit for bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,7 +124,7 @@ def test_broadcast_that_cannot_work():
     locked = np.ones(3)
     locked.flags.writeable = False
     shared = np.broadcast_to(1.0, (3,))
-    cases = [
+    cases: list[Any] = [
         ([one, two, None], 0, (), ValueError, ("rank 1", "float32[3,1]", "float64[3]")),
         ([one, None, None], 1, (), ValueError, ("rank 1", "None on the root")),
         ([one, one, one], 3, (), ValueError, ("root must be 0 to 2, got 3",)),
@@ -163,7 +165,7 @@ def test_reduce(data, seed, protocol, size):
     place = data.draw(st.sampled_from(["new", "out", "in place"]))
     xs = [varied(dtype, (2, count), rank, 3) for rank in range(size)]
     before = [x.copy() for x in xs]
-    outs = [None] * size
+    outs: list[Any] = [None] * size
     if place != "new":
         outs[root] = xs[root] if place == "in place" else np.empty_like(xs[root])
     total = combined(op, before, order_of(order, root, size))
@@ -191,7 +193,7 @@ def test_the_order_of_a_reduce_shows_in_its_bits():
 def test_reduce_that_cannot_work():
     one = np.ones(3)
     ranks = Ranks(3)
-    cases = [
+    cases: list[Any] = [
         ({"root": 3}, ValueError, ("root must be 0 to 2, got 3",)),
         ({"root": None}, ValueError, ("root must be 0 to 2, got None",)),
         ({"op": "med"}, ValueError, ("'med'",)),
@@ -203,7 +205,7 @@ def test_reduce_that_cannot_work():
         raised(reduce(ranks, [one] * 3, **how), kind, *words)
         assert reduce(ranks, [one] * 3)[0].tolist() == [3] * 3
     raised(reduce(ranks, [one, one, np.ones(4)]), ValueError, "float64[4]", "rank 2")
-    off_root = [None, np.ones(77, "i1"), "of no use"]
+    off_root: list[Any] = [None, np.ones(77, "i1"), "of no use"]
     assert reduce(ranks, [one] * 3, outs=off_root)[0].tolist() == [3] * 3
     calls = [
         lambda c: rooted.reduce(c, one, "sum", 0, None, "ring", "auto", Position()),
@@ -286,8 +288,8 @@ def test_run_in_place_and_into_out():
         assert result is outs[rank]
         assert result.tolist() == [[8**plan.root] * 4] * 2
         assert (xs[rank] == 8**rank).all()
-    xs = [x if rank == plan.root else None for rank, x in enumerate(xs)]
-    for result in run(Ranks(3), plan, xs):
+    some = [x if rank == plan.root else None for rank, x in enumerate(xs)]
+    for result in run(Ranks(3), plan, some):
         assert result.tolist() == [[8**plan.root] * 4] * 2
 
 
@@ -307,7 +309,7 @@ def test_run_that_cannot_work():
     good, xs = swap(), [np.full(3, 8**rank) for rank in range(2)]
     everywhere = [1, 1, 1, 8, 8, 8]
     outs = [np.zeros(6, int), np.zeros(5, int)]
-    cases = [
+    cases: list[Any] = [
         ({"plan": swap(missing=1)}, ScheduleError, ("no matching send",)),
         ({"plan": swap(in_turns=True)}, DeadlockError, ("deadlock",)),
         ({"plan": swap(form=Form.PARTIAL)}, ScheduleError, ("segment",)),
