@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RingError
 from ..plan.segments import Segments
 from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import kind_named
@@ -57,6 +58,10 @@ def average_gradients(
     leaves: dict[str, Any] = {}
     signatures: list[Signature] = []
     try:
+        if ring.members > 1:
+            raise RingError(
+                f"works on rings of one member a process, this one has {ring.members}"
+            )
         if bucket_bytes is not None and (
             not isinstance(bucket_bytes, int)
             or isinstance(bucket_bytes, bool)
