@@ -291,9 +291,10 @@ class ParameterServer:
                     except Exception as error:
                         failures.append(error)
                 continue
+            # What is said now counts: another worker's push may fail while the answer is on its way.
             text = _told(failures[0]) if failures else b""
             yield from line.send(_REPLY.pack(len(text), text))
-            if failures or wish[0] == _DONE:
+            if text or wish[0] == _DONE:
                 return
             snapshot = [Flat(flat.signatures) for flat in self._params]
             for copy, flat in zip(snapshot, self._params):

@@ -82,7 +82,7 @@ def test_as_schedules_with_any_ownership(comm, ring, agreed, case, offset):
 
 
 def test_in_another_order_the_identity_is_one_of_numbers_not_of_bits(comm, ring):
-    """What ``order`` is for: a reduce in ring order adds all of it in one order, an all-reduce each segment in its own."""
+    """What ``order`` is for: in ring order a reduce has one order for all, an all-reduce one for each segment."""
     inputs = [random_array("float32", 4099, rank) for rank in range(comm.size)]
     whole = ring.allreduce(inputs[comm.rank])
     by_root = ring.broadcast(ring.reduce(inputs[comm.rank], root=0), 0)
