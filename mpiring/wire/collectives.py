@@ -35,6 +35,9 @@ from .transport import Program, Transport
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
 DIRECT_BYTES = 64 << 10
 
+# Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
+_SURE_BYTES = 1 << 20
+
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
 
@@ -159,35 +162,33 @@ class Collectives:
                     f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
                     f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
                 )
-        position.phase = "taking memory for the result"
         width = source.array.size // length if length else _product(trailing)
-        target = output(source, out, (total, *trailing))
-        flat_out = target.flat
-        segments = Segments.of_lengths([n * width for n in lengths])
-        mine = flat_out[segments[rank].slice]
-        flat = source.kind.flat(source.array)
-        if not source.kind.same_memory(flat, mine):
-            mine[...] = (
-                source.kind.copied(flat) if source.kind.overlaps(flat, mine) else flat
-            )
-        if algorithm == "mpi":
-            position.phase = "the MPI's allgather"
+        itemsize = source.kind.itemsize(source.dtype)
+        path: RankProgram | None = None
+        with call.local():
+            target = output(source, out, (total, *trailing))
+            segments = Segments.of_lengths([n * width for n in lengths])
+            mine = target.flat[segments[rank].slice]
+            flat = source.kind.flat(source.array)
+            if not source.kind.same_memory(flat, mine):
+                overlaps = source.kind.overlaps(flat, mine)
+                mine[...] = source.kind.copied(flat) if overlaps else flat
+
+            def everywhere(segment: int) -> Array:
+                return target.flat[segments[segment].slice]
+
+            if algorithm != "mpi":
+                name = "ring" if algorithm == "auto" else algorithm
+                path = _program("allgather", size, rank, name, "ring", False)
+            memory = self._memory(path, source, segments, None, everywhere, "max")
+        yield from self._settle(call, total * width * itemsize, position)
+        if memory is None:
             assert self._library is not None
-            counts = [segment.length * mine.dtype.itemsize for segment in segments]
-            yield from self._library["allgather"](source.kind.message(flat_out), counts)
+            position.phase = "the MPI's allgather"
+            counts = [segment.length * itemsize for segment in segments]
+            whole = source.kind.message(target.flat)
+            yield from self._library["allgather"](whole, counts)
         else:
-            name = "ring" if algorithm == "auto" else algorithm
-            path = _program("allgather", size, rank, name, "ring", False)
-            memory = Memory(
-                source.kind,
-                path,
-                segments,
-                None,
-                lambda segment: flat_out[segments[segment].slice],
-                "max",
-                source.dtype,
-                self.scratch,
-            )
             yield from execute(memory, self.transport, self._tag, position)
         return target.done()
 
@@ -221,20 +222,30 @@ class Collectives:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         if not (self._check or always):
-            call.raise_failure()
+            if call.failure is not None:
+                raise call.take_failure()
             return []
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
-        error = call.error(summary, self.transport.rank)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which must not hold it
+        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
+        if summary.failure is not None:
+            raise call.error(summary, self.transport.rank)
         if summary.other is not None:
             raise difference(summary)
         return payloads
+
+    def _settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
+        """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
+
+        If that is a lot, the ranks agree once more, so that all of them raise.  Else a rank that fails, which
+        can hardly be, breaks its ring.
+        """
+        if nbytes > _SURE_BYTES:
+            yield from self.open(call, always=True)
+        elif call.failure is not None:
+            position.phase = "taking memory for the result"
+            raise call.take_failure()
 
     # ---- their common parts -----------------------------------------------------------------------
 
@@ -274,7 +285,7 @@ class Collectives:
         path: RankProgram | None,
         source: Operand,
         segments: Segments,
-        flat: Array,
+        flat: Array | None,
         result: Callable[[int], Array | None],
         op: str,
     ) -> Memory | None:

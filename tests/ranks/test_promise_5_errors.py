@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpiring import Ring, average_gradients
+from mpiring.wire.arrays import Kind
 
 from ranks.reference import outcome
 
@@ -381,3 +382,26 @@ def test_all_raise_sees_a_rank_that_does_not_raise(comm, ring):
     kind, _ = outcome(lambda: all_raise(comm, ring, on_rank_0_only))
     assert kind == "AssertionError"
     assert outcome(lambda: all_raise(comm, ring, lambda: None))[0] == "AssertionError"
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_memory_that_one_rank_cannot_have_is_an_error_on_all(comm, monkeypatch):
+    """An allgather learns how much it needs only from the others."""
+    x = np.full(1 << 19, comm.rank, np.int32)
+    with Ring(comm, timeout=60) as ring:
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(Kind, "empty", _no_memory)
+            with pytest.raises(
+                MemoryError, match=rf"rank {comm.size - 1}: .*no memory"
+            ):
+                ring.allgather(x)
+        assert ring.allreduce(np.ones(3)).tolist() == [comm.size] * 3
+        joined = ring.allgather(x)
+        assert [joined[i] for i in range(0, joined.size, x.size)] == list(
+            range(comm.size)
+        )
+
+
+def _no_memory(self, shape, dtype):
+    raise MemoryError("no memory for this")
