@@ -79,7 +79,7 @@ lint: .venv/.has-lint
 	.venv/bin/black --check --diff --quiet .
 	.venv/bin/isort --check --diff .
 	.venv/bin/flake8
-	.venv/bin/mypy $(wildcard mpiring examples tests)
+	.venv/bin/mypy $(wildcard mpiring examples lab tests)
 
 clean:
 	$(call say,removes environments and all that was made; seconds)

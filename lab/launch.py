@@ -1,4 +1,4 @@
-"""Start a program under MPI from a test, and leave nothing of it behind.
+"""Start a program under MPI, from a test or another program, and leave nothing of it behind.
 
 ``launch(4, ["program.py", "--flag"])`` runs what the README tells users to run,
 ``mpirun -n 4 python -m mpi4py program.py --flag``, with this interpreter and the MPI that belongs
