@@ -153,6 +153,20 @@ CASES = {
             lambda size, _: (plan.direct_allreduce(size),),
         ),
         Case(
+            "all-reduce, ring, cut",
+            "Ring(message_bytes=32768).allreduce",
+            "2 (K-1)/K N/B",
+            _ring_turns,
+            lambda size, _: (plan.ring_allreduce(size),),
+        ),
+        Case(
+            "all-reduce, direct, cut",
+            "Ring(message_bytes=32768).allreduce",
+            "2 (K-1)/K N/B",
+            _ring_turns,
+            lambda size, _: (plan.direct_allreduce(size),),
+        ),
+        Case(
             "all-reduce, MPI_Allreduce",
             "mpi4py Comm.Allreduce",
             "2 (K-1)/K N/B",
@@ -203,7 +217,9 @@ def fit(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
         ValueError: for fewer than two sizes.
     """
     rows = [(1 / t, n / t) for n, t in points]
-    aa, ab, bb = (math.fsum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    aa, ab, bb = (
+        math.fsum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1))
+    )
     a1, b1 = (math.fsum(r[i] for r in rows) for i in (0, 1))
     determinant = aa * bb - ab * ab
     if determinant <= 1e-12 * aa * bb:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import CHUNK_BYTES
 from mpi4py import MPI
 
 import mpiring
@@ -45,9 +46,12 @@ TRAIN_BYTES = 1 << 20  # of messages in a row, where one of them is less
 class Bench:
     """The arrays of one measurement on this rank, and what they have to become."""
 
-    def __init__(self, ring: mpiring.Ring, nbytes: int, segments: int) -> None:
+    def __init__(
+        self, ring: mpiring.Ring, cut: mpiring.Ring, nbytes: int, segments: int
+    ) -> None:
         count = nbytes // 4
         self.ring = ring
+        self.cut = cut  # the same ranks, long messages in pieces
         self.segments = segments
         self.pattern = np.arange(count, dtype=np.float32) % 1021
         self.mine = self.pattern + ring.rank  # integers: every sum is exact
@@ -108,13 +112,12 @@ def reduce_by_name(algorithm: str) -> Callable[[Bench], Prepared]:
     return case
 
 
-def allreduce_by_name(algorithm: str) -> Callable[[Bench], Prepared]:
+def allreduce_by_name(algorithm: str, cut: bool = False) -> Callable[[Bench], Prepared]:
     """Ring.allreduce."""
 
     def case(bench: Bench) -> Prepared:
-        yield lambda: bench.ring.allreduce(
-            bench.mine, out=bench.out, algorithm=algorithm
-        )
+        ring = bench.cut if cut else bench.ring
+        yield lambda: ring.allreduce(bench.mine, out=bench.out, algorithm=algorithm)
         bench.have(bench.out, bench.total)
 
     return case
@@ -161,7 +164,9 @@ def server(mode: str) -> Callable[[Bench], Prepared]:
                 served.done()
 
         yield step
-        if bench.is_root:  # the pattern, and every worker's gradients: rank 0 gives none
+        if (
+            bench.is_root
+        ):  # the pattern, and every worker's gradients: rank 0 gives none
             bench.have(served.params["w"], bench.total)
 
     return case
@@ -175,6 +180,8 @@ CALLS: dict[str, Callable[[Bench], Prepared]] = {
     "reduce, star": reduce_by_name("direct"),
     "all-reduce, ring": allreduce_by_name("ring"),
     "all-reduce, direct": allreduce_by_name("direct"),
+    "all-reduce, ring, cut": allreduce_by_name("ring", cut=True),
+    "all-reduce, direct, cut": allreduce_by_name("direct", cut=True),
     "all-reduce, MPI_Allreduce": mpi_allreduce,
     "server, star": server_of_primitives,
     "server, star, async": server("async"),
@@ -193,7 +200,9 @@ def timed(call: Call) -> tuple[float, int, int]:
     start = time.perf_counter()
     call()
     end = time.perf_counter()
-    ranks = comm.allgather((start, end))  # no rank looks at its counters before all are through
+    ranks = comm.allgather(
+        (start, end)
+    )  # no rank looks at its counters before all are through
     sent, received = (now - then for now, then in zip(counters(), before))
     busiest = comm.allgather((sent, received))
     seconds = max(end for _, end in ranks) - min(start for start, _ in ranks)
@@ -208,10 +217,12 @@ def counters() -> tuple[int, int]:
     return sent, received
 
 
-def measure(ring: mpiring.Ring, item: dict[str, Any], shrink: int = 1) -> Any:
+def measure(
+    ring: mpiring.Ring, cut: mpiring.Ring, item: dict[str, Any], shrink: int = 1
+) -> tuple[float, int, int]:
     """One measurement of one item of the plan."""
     nbytes = item["nbytes"] // shrink // 4 * 4
-    steps = CALLS[item["case"]](Bench(ring, nbytes, item["segments"]))
+    steps = CALLS[item["case"]](Bench(ring, cut, nbytes, item["segments"]))
     found = timed(next(steps))
     for _ in steps:  # the checks
         raise AssertionError("a case has one call")
@@ -299,7 +310,11 @@ def main() -> None:
     planned = json.loads(Path(sys.argv[1]).read_text())
     items = planned["items"]
     result: dict[str, Any] = {}
-    with mpiring.Ring() as ring, progress(planned["progress"]) as advance:
+    with (
+        mpiring.Ring() as ring,
+        mpiring.Ring(message_bytes=CHUNK_BYTES) as cut,
+        progress(planned["progress"]) as advance,
+    ):
         if planned["stream"]:
             result["stream"] = stream(planned["stream"])
         if planned["points"]:
@@ -312,12 +327,12 @@ def main() -> None:
         if planned["update"]:
             result["update"], result["add"] = update_and_add(planned["update"])
         for item in items:
-            measure(ring, item, shrink=16)
-        found = []
+            measure(ring, cut, item, shrink=16)
+        found: list[list[tuple[float, int, int]]] = []
         for _ in range(planned["rounds"]):
             found.append([])
             for item in items:
-                found[-1].append(measure(ring, item))
+                found[-1].append(measure(ring, cut, item))
                 advance(item["weight"])
     result["items"] = [
         {

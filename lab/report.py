@@ -120,6 +120,7 @@ def verdict(rows: Iterable[Row]) -> Iterator[str]:
 
 # ---- picture ----------------------------------------------------------------------------------------
 
+CHAIN = "(K+S-2)N/(SB)"
 GROWTH = {
     "server, star": ("tab:red", "parameter server, star: 2(K-1)N/B"),
     "broadcast, naive": ("tab:orange", "naive broadcast: (K-1)N/B"),
@@ -168,10 +169,14 @@ def _draw_pieces(axes: Any, rows: list[Row]) -> None:
         xs = [row["segments"] for row in each]
         colour = next(colours)
         label = f"{size} hosts, {nbytes / 1e6:g} MB, {rate}"
-        axes.plot(xs, [row["bound"] for row in each], color=colour, label="(K+S-2)N/(SB)")
-        axes.plot(xs, [row["predicted"] for row in each], ":", color=colour, label="model")
+        first = colour == "tab:blue"
+        bounds = [row["bound"] for row in each]
+        priced = [row["predicted"] for row in each]
+        axes.plot(xs, bounds, color=colour, label=CHAIN if first else None)
+        axes.plot(xs, priced, ":", color=colour, label="model" if first else None)
         _points(axes, xs, each, color=colour, label=label)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set(
         title="Pipelined broadcast: how many pieces",
         xlabel="pieces S (1 is the naive broadcast)",
@@ -181,6 +186,8 @@ def _draw_pieces(axes: Any, rows: list[Row]) -> None:
 
 
 def _draw_growth(axes: Any, rows: list[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     rate, nbytes = rows[0]["rate"], rows[0]["nbytes"]
     for case, (colour, label) in GROWTH.items():
         each = [
@@ -190,8 +197,10 @@ def _draw_growth(axes: Any, rows: list[Row]) -> None:
         ]
         each.sort(key=lambda row: row["ranks"])
         xs = [row["ranks"] for row in each]
-        axes.plot(xs, [row["bound"] for row in each], color=colour, alpha=0.7)
+        if case != "all-reduce, MPI_Allreduce":
+            axes.plot(xs, [row["bound"] for row in each], color=colour, alpha=0.7)
         _points(axes, xs, each, color=colour, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(
         title=f"Growth with the hosts, {nbytes / 1e6:g} MB, {rate}",
         xlabel="hosts K",
@@ -209,9 +218,11 @@ def _draw_messages(axes: Any, links: list[Row]) -> None:
         axes.plot(xs, ys, "o", color=colour, label=f"measured, {link['rate']}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g} KiB")
+    axes.tick_params(axis="x", labelsize=8)
     axes.set(
         title="Single messages, one after the other: the fit of alpha and beta",
-        xlabel="bytes",
+        xlabel="bytes of a message",
         ylabel="time (s)",
     )
     _finish(axes)
@@ -220,7 +231,9 @@ def _draw_messages(axes: Any, links: list[Row]) -> None:
 def _draw_model(axes: Any, rows: list[Row]) -> None:
     modelled = [row for row in rows if row["within"] is not None]
     cases = list(dict.fromkeys(row["case"] for row in modelled))
-    axes.axvspan(1 - WITHIN, 1 + WITHIN, color="tab:green", alpha=0.15, label="within 20 %")
+    axes.axvspan(
+        1 - WITHIN, 1 + WITHIN, color="tab:green", alpha=0.15, label="within 20 %"
+    )
     axes.axvline(1, color="tab:green")
     for within, colour in ((True, "tab:green"), (False, "tab:red")):
         each = [row for row in modelled if row["within"] is within]
@@ -238,6 +251,8 @@ def _draw_model(axes: Any, rows: list[Row]) -> None:
 
 
 def _finish(axes: Any) -> None:
-    axes.set_ylim(bottom=None if axes.get_yscale() == "log" or axes.yaxis_inverted() else 0)
+    axes.set_ylim(
+        bottom=None if axes.get_yscale() == "log" or axes.yaxis_inverted() else 0
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, namespaces, processes, remove_stale
 
+from hosts import Hosts, namespaces, processes, remove_stale
 from launch import is_alive, wait_until
 
 HERE = Path(__file__).parent
