@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-network test-gpu lint clean
+.PHONY: help demo test test-all test-network test-gpu lecture lint clean
 
 SETUP := setup.cfg pyproject.toml
 OTHERS := mpich impi
@@ -22,6 +22,7 @@ help:
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
 	@echo 'make test-all      all tests on all three MPIs, the long ones too; about 20 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
+	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
 	@echo 'make test-gpu      tests on a GPU; needs an NVIDIA GPU; 3 minutes'
 	@echo 'make lint          black, isort, flake8, mypy; 1 minute'
 	@echo 'make clean         removes environments and all that was made'
@@ -37,14 +38,19 @@ demo: .venv/.has-demo
 	@echo '  .venv/bin/mpiring show allreduce --ranks 4       the plan that you have just seen at work'
 	@echo '  .venv/bin/mpiring verify allreduce --ranks 64    its proof'
 	@echo '  .venv/bin/mpiring doctor                         what this machine and its MPI can do'
+	@echo '  .venv/bin/mpirun -n 3 .venv/bin/python -m mpi4py examples/ring_by_hand.py --offset 1 --count 10'
+	@echo '                                                   three ranks, uneven segments, as the lecture has it'
 	@echo '  .venv/bin/mpirun -n 2 .venv/bin/python -m mpi4py examples/train_digits.py'
+	@echo '                                                   the same model on two ranks'
 	@echo '  make test                                        every law the ring relies on, checked'
 
 test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
 	$(call say,all tests on Open MPI; about 6 minutes)
 	@# No old data of a killed run may count as covered.
 	.venv/bin/coverage erase
-	.venv/bin/python -m pytest --cov --cov-report=
+	.venv/bin/python -m pytest --cov --cov-report= -m 'not slow and not gpu and not untraced'
+	$(call say,every mutation of the schedules$(comma) not traced for coverage; about 1 minute)
+	.venv/bin/python -m pytest -m untraced
 	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)
 	.venv/bin/coverage report
 	@.venv/bin/coverage report --include='mpiring/plan/*' --fail-under=100 > /dev/null || \
@@ -69,6 +75,10 @@ endef
 test-network: .root-is-here .venv/.has-test
 	$(call say,tests between hosts made of network namespaces; about 2 minutes)
 	.venv/bin/python -m pytest tests/network
+
+lecture: .root-is-here .venv/.has-test
+	$(call say,the formulas of the lecture against a network; about 10 minutes$(comma) LECTURE=--quick for half a minute)
+	.venv/bin/python lab/lecture.py $(LECTURE)
 
 test-gpu: .gpu-is-there .venv-gpu/.has-test
 	$(call say,tests on a GPU; about 3 minutes)
@@ -134,9 +144,9 @@ endef
 .PHONY: .root-is-here .gpu-is-there
 .root-is-here:
 	@[ "$$(id -u)" = 0 ] || \
-	  { echo 'make test-network: makes network namespaces, so it needs root: sudo make test-network'; exit 2; }
+	  { echo 'make $(MAKECMDGOALS): makes network namespaces, so it needs root: sudo make $(MAKECMDGOALS)'; exit 2; }
 	@for tool in ip tc unshare; do command -v $$tool > /dev/null || \
-	  { echo "make test-network: $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
+	  { echo "make $(MAKECMDGOALS): $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
 
 .gpu-is-there:
 	@nvidia-smi -L 2> /dev/null | grep -q GPU || \

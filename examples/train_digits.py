@@ -50,7 +50,7 @@ import job  # noqa: E402
 PACKAGES = {"sklearn": "scikit-learn", "tqdm": "tqdm", "matplotlib": "matplotlib"}
 
 HIDDEN = 512
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.1  # for batches of 256 and more; in proportion below
 MOMENTUM = 0.9
 TEST_IMAGES = 360
 
@@ -164,11 +164,12 @@ class Trainer:
                 "gradients": {name: g * weight for name, g in gradients.items()},
             }
         )
+        # Small batches take small steps, or training is chaos, in which even rounding grows.
+        rate = LEARNING_RATE * min(1, len(batch) / 256)
         for name, gradient in averaged["gradients"].items():
-            self._velocity[name] = MOMENTUM * self._velocity[name] - (
-                LEARNING_RATE * gradient
-            )
-            self.parameters[name] += self._velocity[name]
+            velocity = MOMENTUM * self._velocity[name] - rate * gradient
+            self._velocity[name] = velocity
+            self.parameters[name] += velocity
         return float(averaged["loss"])
 
 

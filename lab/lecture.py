@@ -7,7 +7,7 @@ Makes hosts on this machine (:mod:`hosts`: network namespaces, TCP, links with a
     .venv/bin/python lab/lecture.py --quick            # a minute: 2 and 3 hosts, short buffers
     .venv/bin/python lab/lecture.py --out docs/lecture # the run that docs/lecture.md quotes, 10 minutes
 
-What is measured, and against what, is in :mod:`cases`; how, in :mod:`measure`.
+What is measured, and against what, is in :mod:`expected`; how, in :mod:`measure`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import report
-from cases import CASES, fit, payload_rate, pieces
-
 from mpiring import plan
 
+import report
+from expected import CASES, fit, payload_rate, pieces
 from hosts import Hosts
 
 HERE = Path(__file__).parent
@@ -143,9 +142,10 @@ def quick() -> list[Link]:
 
 @dataclass
 class Found:
-    """What has been measured so far, as `lab.json` has it."""
+    """What has been measured so far, as `lab.json` has it; `point_to_point` is for mpiring model --fit."""
 
     machine: dict[str, Any]
+    point_to_point: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -174,6 +174,10 @@ def measure(links: list[Link]) -> Found:
                             for item in told["items"]
                         ]
     found.machine["load_at_end"] = os.getloadavg()
+    found.point_to_point = [
+        {"bytes": nbytes, "seconds": seconds}
+        for nbytes, seconds in found.links[0]["points"]
+    ]
     return found
 
 

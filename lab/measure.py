@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import CHUNK_BYTES
 from mpi4py import MPI
 
 import mpiring
 from mpiring import plan
+
+from expected import CHUNK_BYTES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[], None]

@@ -508,7 +508,10 @@ class Ring:
         operation = self._operations.start(name, program, position, seconds)
         if async_op:
             return Work(self._operations, operation)
-        return self._operations.wait(operation)
+        try:
+            return self._operations.wait(operation)
+        finally:
+            operation.forget()
 
 
 Body = Callable[[Collectives, Any, Any, Position], Program[Any]]

@@ -41,6 +41,8 @@ def test_ranks(size, pytestconfig, show_at_end):
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_on_a_device(size, show_at_end):
     job = run_ranks(size, HERE / "ranks", "gpu", "-q", timeout=300)
+    if re.search(r"^\d+ deselected in|no tests ran", job.stdout, re.MULTILINE):
+        pytest.skip("no test in tests/ranks is marked gpu")
     show_at_end(job.stdout)
     assert job.returncode == 0, str(job)
     assert passed(job) > 0, str(job)
@@ -67,7 +69,7 @@ def test_a_failure_on_one_rank_is_reported_by_all(inside):
     source = """
 def test_only_rank_1_fails(comm):
     print("printed by", comm.rank)
-    assert comm.rank != 1, "mistake-17"
+    assert [comm.rank, 17] == [comm.rank, 17 + comm.rank % 2]
 
 def test_next(comm):
     assert comm.allreduce(8**comm.rank) == 0o111
@@ -76,7 +78,7 @@ def test_next(comm):
     assert job.returncode != 0
     assert "1 failed, 1 passed" in job.stdout
     assert "rank 1 of 3 failed in call" in job.stdout
-    assert "mistake-17" in job.stdout and "printed by 1" in job.stdout
+    assert "At index 1 diff: 17 != 18" in job.stdout and "printed by 1" in job.stdout
     assert "printed by 0" not in job.stdout and "rank 0 of 3" not in job.stdout
     assert job.stdout.count("test session starts") == 1
 

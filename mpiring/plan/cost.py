@@ -33,7 +33,7 @@ from heapq import heappop, heappush
 
 from .schedules import COLLECTIVES, Action, Form, Receive, Schedule, Send
 from .segments import Segments
-from .symbolic import run
+from .symbolic import run, segment_lengths
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,12 @@ def price(
         ScheduleError: from the symbolic run, where the schedule is broken.
         ValueError: if the number of lengths is not that of the segments.
     """
-    if lengths is None:
-        total = schedule.segments if count is None else count
-        lengths = [segment.length for segment in Segments(total, schedule.segments)]
-    elif len(lengths) != schedule.segments:
-        raise ValueError(
-            f"price: {len(lengths)} lengths for {schedule.segments} segments"
-        )
+    elements = segment_lengths(schedule, count, lengths)
     clock = EventClock(
         schedule.size,
         model or Model(0, 0, 0),
-        [length * itemsize for length in lengths],
-        [length * (partial_itemsize or itemsize) for length in lengths],
+        [length * itemsize for length in elements],
+        [length * (partial_itemsize or itemsize) for length in elements],
     )
     exchanges = run(schedule, clock=clock)[1]
     sent, received = [0] * schedule.size, [0] * schedule.size

@@ -223,7 +223,11 @@ def svg(schedule: Schedule) -> str:
     down = -(-len(shown) // across)
     width, height = across * panel.width + 20, down * panel.height + 70
     counts = {
-        value[0].bit_count() for f in shown for row in f.cells for value in row if value
+        value[0].bit_count()
+        for frame in shown
+        for row in frame.cells
+        for value in row
+        if value is not None and value[1] is not Form.RESULT
     }
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

@@ -137,6 +137,7 @@ class Schedule:
             )
         if self.size < 1:
             raise ValueError(f"Schedule: size must be 1 or more, got {self.size}")
+        object.__setattr__(self, "offset", self.offset % self.size)
         if self.order not in ("ring", "rank", None):
             raise ValueError(
                 f"Schedule: order must be 'ring', 'rank' or None, got {self.order!r}"
@@ -269,7 +270,7 @@ def ring_reduce_scatter(size: int, offset: int = 0) -> Schedule:
             yield Step((Send(right, send),), (Receive(left, recv),))
         yield Step(finishes=((rank + offset) % size,))
 
-    return Schedule("reduce_scatter", "ring", size, steps, "ring", offset % size)
+    return Schedule("reduce_scatter", "ring", size, steps, "ring", offset)
 
 
 def ring_allgather(size: int, offset: int = 0) -> Schedule:
@@ -291,7 +292,7 @@ def ring_allgather(size: int, offset: int = 0) -> Schedule:
                 (Receive(left, recv, Action.STORE, Form.RESULT),),
             )
 
-    return Schedule("allgather", "ring", size, steps, None, offset % size)
+    return Schedule("allgather", "ring", size, steps, None, offset)
 
 
 def ring_allreduce(size: int, offset: int = 0) -> Schedule:
@@ -385,10 +386,11 @@ def last_uses(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     dead: list[tuple[int, ...]] = []
     alive: set[int] = set()
     for step in reversed(steps):
-        read = {send.segment for send in step.sends} | set(step.finishes)
-        stored: set[int] = set()
-        for receive in step.receives:
-            (stored if receive.action is Action.STORE else read).add(receive.segment)
+        stored = {r.segment for r in step.receives if r.action is Action.STORE}
+        read = {r.segment for r in step.receives} - stored
+        read.update(send.segment for send in step.sends)
+        # What is stored and finished in one step is not the value held before.
+        read.update(set(step.finishes) - stored)
         dead.append(tuple(sorted((read | stored) - alive)))
         alive = (alive - stored) | read
     dead.reverse()

@@ -16,6 +16,13 @@ Why one run is enough
     which is the hardest case: eager sends can only complete earlier.  Hence: no deadlock here, no
     deadlock anywhere.
 
+    The argument asks four things of an executor.  It posts *all* of a step before it waits for any of it:
+    one blocking send after the other is another program, and can deadlock where this one cannot.  It
+    matches the messages of a pair of ranks in the order posted.  It combines and finishes only when the
+    step's own sends are through, because they read what was held before.  And what it keeps of a partial
+    is wide.  What is stored may then go straight into the buffer the step's sends read from: no segment
+    is stored that the same step sends, reduces or stores a second time.
+
     Confluence also leaves open who goes next, so a :class:`Ready` may choose it: a stack where only the
     values matter, a clock (:mod:`mpiring.plan.cost`) where the times do.
 """
@@ -24,11 +31,12 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..errors import DeadlockError, ScheduleError
 from .schedules import Action, Form, Receive, Schedule, Send, Step
+from .segments import Segments
 
 Value = tuple[Any, ...]
 Cells = list[list["Value | None"]]
@@ -110,6 +118,27 @@ def run(
     return machine.cells, machine.exchanges, machine.sent, machine.received
 
 
+def segment_lengths(
+    schedule: Schedule, count: int | None, lengths: Sequence[int] | None
+) -> list[int]:
+    """Elements in each segment: those given, or ``count`` cut evenly, or one each.
+
+    Raises:
+        ValueError: if the number of lengths is not that of the segments, or one is negative.
+    """
+    if lengths is None:
+        total = schedule.segments if count is None else count
+        cut = Segments(total, schedule.segments)
+    elif len(lengths) == schedule.segments:
+        cut = Segments.of_lengths(lengths)
+    else:
+        raise ValueError(
+            f"{schedule.algorithm} {schedule.collective}: {len(lengths)} lengths for "
+            f"{schedule.segments} segments"
+        )
+    return [segment.length for segment in cut]
+
+
 def order_of(value: Value) -> tuple[int | str, ...]:
     """The order in which a value was combined, as ranks in a left-to-right fold.
 
@@ -136,7 +165,7 @@ def order_of(value: Value) -> tuple[int | str, ...]:
         elif form is _RESULT:
             todo.extend((operand, leftmost) for operand in operands)
         else:
-            if not leftmost:
+            if not leftmost and len(operands) > 1:
                 tokens.append("(")
                 todo.append((")", False))
             todo.extend((operand, False) for operand in reversed(operands[1:]))
@@ -316,7 +345,7 @@ class _Machine:
         if len(receives) == 1:
             receive = receives[0]
             if receive.action is _STORE:
-                cells[receive.segment] = self.arrived[rank][0]
+                cells[receive.segment] = _stored(receive, self.arrived[rank][0])
             else:
                 self._fold(rank, receive.segment, receives, self.arrived[rank])
         elif receives:
@@ -324,8 +353,9 @@ class _Machine:
             for place, receive in enumerate(receives):
                 by_segment.setdefault(receive.segment, []).append(place)
             for segment, places in by_segment.items():
-                if receives[places[0]].action is _STORE:
-                    cells[segment] = self.arrived[rank][places[0]]
+                first = places[0]
+                if receives[first].action is _STORE:
+                    cells[segment] = _stored(receives[first], self.arrived[rank][first])
                 else:
                     group = tuple(receives[place] for place in places)
                     self._fold(
@@ -430,7 +460,7 @@ class _Machine:
             rank = waits[rank][0]
         cycle = tuple(seen[seen.index(rank) :])
         lines = [
-            f"rank {r}, step {self.index[r]}: {_words(waits[r][1])}, but rank {waits[r][0]} is in its "
+            f"rank {r}, step {self.index[r]}: waits to {_words(waits[r][1])}, but rank {waits[r][0]} is in its "
             f"step {self.index[waits[r][0]]}"
             for r in cycle
         ]
@@ -458,10 +488,17 @@ class _Machine:
         )
 
 
+def _stored(receive: Receive, value: Value) -> Value:
+    """What is held of a message: a contribution that came as a partial is one from here on."""
+    if receive.form is _PARTIAL and value[1] is _CONTRIBUTION:
+        return value[0], _PARTIAL, value
+    return value
+
+
 def _words(transfer: Send | Receive) -> str:
-    to = "send" if isinstance(transfer, Send) else "receive"
-    preposition = "to" if isinstance(transfer, Send) else "from"
-    return f"{to} segment {transfer.segment} {preposition} rank {transfer.peer} as a {transfer.form.value}"
+    verb, to = ("send", "to") if isinstance(transfer, Send) else ("receive", "from")
+    form = transfer.form.value
+    return f"{verb} segment {transfer.segment} {to} rank {transfer.peer} as a {form}"
 
 
 def _other(transfer: Send | Receive) -> str:

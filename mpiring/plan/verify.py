@@ -31,8 +31,7 @@ from dataclasses import dataclass
 
 from ..errors import ScheduleError
 from .schedules import Form, Schedule
-from .segments import Segments
-from .symbolic import Cells, Value, order_of, ranks_of, run
+from .symbolic import Cells, Value, order_of, ranks_of, run, segment_lengths
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,14 @@ def verify(
     Raises:
         ScheduleError: naming rank, step, segment and what is missing or double.
         DeadlockError: with the cycle of ranks that wait for each other.
+        ValueError: if the number of lengths is not that of the segments, or one is negative.
     """
-    if lengths is None:
-        total = schedule.segments if count is None else count
-        lengths = [segment.length for segment in Segments(total, schedule.segments)]
-    elif len(lengths) != schedule.segments:
-        raise ValueError(
-            f"verify: {len(lengths)} lengths for {schedule.segments} segments"
-        )
-    cells, exchanges, sent, received = run(schedule, lengths=list(lengths))
+    elements = segment_lengths(schedule, count, lengths)
+    cells, exchanges, sent, received = run(schedule, lengths=elements)
     orders = _check_after(schedule, cells)
     return Proof(
         schedule,
-        sum(lengths),
+        sum(elements),
         tuple(exchanges),
         tuple(sent),
         tuple(received),

@@ -207,7 +207,8 @@ class Collectives:
         call = Call(name)
         call.failure = failure
         # The texts may differ and all go on; so they must not stand where the calls are compared.
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        data = text.encode(errors="backslashreplace")  # as a lone surrogate needs it
+        digest = hashlib.blake2b(data, digest_size=16).digest()
         said = yield from self.open(call, digest, always=True)
         return len(set(said)) == 1
 

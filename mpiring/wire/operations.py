@@ -99,6 +99,10 @@ class Operation(Generic[T]):
             raise self._error
         return self._result  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Let go of the outcome: an error's traceback holds us, and with us the ring and the arrays."""
+        self._result = self._error = None
+
     def __str__(self) -> str:
         waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
         return f"{self.name} (call {self.number} on this ring; {self.position}{waits})"
@@ -116,7 +120,7 @@ class Operations:
         self._transport = transport
         self._lease = lease
         self._queue: deque[Operation[Any]] = deque()
-        self._started = 0
+        self._started = 0  # making the ring is call 0, the user's first is 1
         self.broken: str | None = None
         self._answered: set[int] = set()
         self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
@@ -141,8 +145,8 @@ class Operations:
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
-        self._started += 1
         operation = Operation(name, self._started, program, position, timeout)
+        self._started += 1
         self._queue.append(operation)
         self.progress()
         return operation

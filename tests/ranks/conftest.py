@@ -101,8 +101,14 @@ watchdog = Watchdog()
 
 
 def exchange(mine: Any, failure: str = "") -> list[Any]:
-    """What every rank has for the same moment; `failure` is told if the others do not come."""
-    arrival = VERDICTS.Ibarrier()
+    """What every rank has for the same moment; `failure` is told if the others do not come.
+
+    None is cheap: only if some rank has something else are objects sent.
+    """
+    told = bytearray(WORLD.size)
+    arrival = VERDICTS.Iallgather(
+        [bytes([mine is not None]), MPI.BYTE], [told, MPI.BYTE]
+    )
     patience = time.monotonic() + STRAY
     watchdog.note = failure
     while not arrival.Test():
@@ -111,7 +117,7 @@ def exchange(mine: Any, failure: str = "") -> list[Any]:
                 f"failed, and after {STRAY:.0f} s some other rank is still inside the test"
             )
         time.sleep(0.0001)  # leave the core to a rank that has work
-    return VERDICTS.allgather(mine)
+    return VERDICTS.allgather(mine) if any(told) else [None] * WORLD.size
 
 
 @pytest.fixture(scope="session")
@@ -138,12 +144,12 @@ def agreed() -> Callable[[], AbstractContextManager[None]]:
 
 @contextlib.contextmanager
 def _agreed() -> Iterator[None]:
-    mine = ""
+    mine = None
     try:
         yield
     except Exception:
         mine = traceback.format_exc()
-    told = exchange(mine, failure=mine)
+    told = exchange(mine, failure=mine or "")
     failures = [f"rank {rank}:\n{text}" for rank, text in enumerate(told) if text]
     # Raised at the same place on every rank, so that Hypothesis goes on in step everywhere.
     assert not failures, "\n".join(failures)
@@ -156,9 +162,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"limit(seconds): may take longer than {LIMIT}")
     settings.load_profile("ranks")
     if WORLD.rank > 0:  # the report and the cache are rank 0's
+        plugins = config.pluginmanager
         for name in ("terminalreporter", "lfplugin", "nfplugin"):
-            if plugin := config.pluginmanager.get_plugin(name):
-                config.pluginmanager.unregister(plugin)
+            if plugin := plugins.get_plugin(name):
+                plugins.unregister(plugin)
+        silent = pytest.TerminalReporter(config, open(os.devnull, "w"))
+        plugins.register(silent, "terminalreporter")
 
 
 def pytest_collection_modifyitems(
@@ -217,8 +226,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Replace this rank's verdict by that of all ranks."""
     report = yield
-    mine = (report.outcome, _account(report) if report.outcome != "passed" else "")
-    told = exchange(mine, failure=mine[1] if report.failed else "")
+    mine = None if report.passed else (report.outcome, _account(report))
+    told = exchange(mine, failure=mine[1] if mine and report.failed else "")
+    told = [verdict or ("passed", "") for verdict in told]
     outcomes = [outcome for outcome, _ in told]
     if "failed" in outcomes or len(set(outcomes)) > 1:
         report.outcome = "failed"

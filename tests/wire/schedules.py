@@ -78,10 +78,12 @@ def recursive_doubling(size, segments=2):
                 Step(
                     tuple(Send(peer, s) for s in everything),
                     tuple(Receive(peer, s, action) for s in everything),
+                    tuple(everything) if 2 * gap == size else (),
                 )
             )
             gap *= 2
-        steps[r].append(Step(finishes=tuple(everything)))
+        if size == 1:
+            steps[r].append(Step(finishes=tuple(everything)))
     return from_steps("allreduce", steps, segments=segments)
 
 
@@ -127,7 +129,7 @@ def server_reduce_scatter(size):
     return from_steps("reduce_scatter", steps, order="rank")
 
 
-def passing_through(size, segments=2):
+def passing_through(size, segments=3):
     """A reduce to rank 0 that the last rank finishes; its result comes back through all the others."""
     steps = [[] for _ in range(size)]
     for s in range(segments):
@@ -135,11 +137,28 @@ def passing_through(size, segments=2):
             steps[r - 1].append(Step((Send(r, s),)))
             steps[r].append(Step((), (Receive(r - 1, s),)))
         steps[-1].append(Step(finishes=(s,)))
-    for r in range(size - 1, 0, -1):
-        everything = range(segments)
-        steps[r].append(Step(tuple(Send(r - 1, s, RESULT) for s in everything)))
-        receives = tuple(Receive(r, s, STORE, RESULT) for s in everything)
-        steps[r - 1].append(Step((), receives))
+    for r in range(size):
+        for s in range(-1, segments):  # hand on what came, take what comes next
+            sends = ((Send(r - 1, s, RESULT),) if s >= 0 else ()) if r > 0 else ()
+            receives = (Receive(r + 1, s + 1, STORE, RESULT),)
+            if r == size - 1 or s + 1 == segments:
+                receives = ()
+            if sends or receives:
+                steps[r].append(Step(sends, receives))
+    return from_steps("reduce", steps, root=0, order="rank", segments=segments)
+
+
+def dropped(size, segments=2):
+    """A reduce to rank 0, which sends the result to everybody; the others have no use for it."""
+    steps = [[] for _ in range(size)]
+    for s in range(segments):
+        others = range(1, size)
+        receives = tuple(Receive(peer, s, AFTER, OWN) for peer in others)
+        steps[0].append(Step((), receives, (s,)))
+        steps[0].append(Step(tuple(Send(peer, s, RESULT) for peer in others)))
+        for peer in others:
+            steps[peer].append(Step((Send(0, s, OWN),)))
+            steps[peer].append(Step((), (Receive(0, s, STORE, RESULT),)))
     return from_steps("reduce", steps, root=0, order="rank", segments=segments)
 
 
@@ -209,6 +228,7 @@ HAND_MADE = {
     "groups of three": partial(hierarchical, group=3),
     "server": server_reduce_scatter,
     "passing through": passing_through,
+    "dropped": dropped,
     "stored partials": stored_partials,
     "stored contributions": stored_contributions,
     "both forms": both_forms,

@@ -377,6 +377,8 @@ def test_exchange():
         same = yield from call(collectives, "exchange", "mine", "x" * 5000, None)
         tail = "x" * 5000 + ("y" if rank == 2 else "z")
         other = yield from call(collectives, "exchange", "mine", tail, None)
+        odd = "\udc80" if rank == 1 else ""  # has no bytes in UTF-8
+        assert not (yield from call(collectives, "exchange", "mine", odd, None))
         failure = KeyError("k-17") if rank == 1 else None
         error = yield from kept(call(collectives, "exchange", "mine", "", failure))
         return same, other, repr(error)

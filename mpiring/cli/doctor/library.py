@@ -179,10 +179,21 @@ def find_wheels() -> list[Wheel]:
         files = []
         for file in distribution.files or ():
             path = Path(str(distribution.locate_file(file)))
-            size = path.stat().st_size if path.exists() else None
-            files.append((str(path.resolve()), file.size, size))
+            if not is_meant(path):
+                size = path.stat().st_size if path.exists() else None
+                files.append((str(path.resolve()), file.size, size))
         wheels.append(check_wheel(name, distribution.version, files))
     return wheels
+
+
+def is_meant(path: Path) -> bool:
+    """Whether a file is there to be changed: settings, and scripts of this project's Makefile."""
+    if not path.is_file():
+        return False
+    if path.parent.name == "etc":
+        return True
+    with path.open("rb") as file:
+        return b"Made by `make`" in file.read(200)
 
 
 def check_wheel(

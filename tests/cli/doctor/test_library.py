@@ -152,6 +152,23 @@ def test_a_wheel_is_checked_against_its_record():
     )
 
 
+def test_changes_that_are_meant_are_no_damage(tmp_path):
+    """`make` turns mpirun into a script for root, and edits a setting of Open MPI's."""
+    (tmp_path / "etc").mkdir()
+    for name, text, meant in (
+        ("mpirun", "#!/bin/sh\n# Made by `make`, run by root\n", True),
+        (
+            "etc/prte-mca-params.conf",
+            "rmaps_default_mapping_policy = :oversubscribe",
+            True,
+        ),
+        ("mpicc", "#!/bin/sh\n# another MPI's", False),
+    ):
+        (tmp_path / name).write_text(text)
+        assert library.is_meant(tmp_path / name) == meant
+    assert not library.is_meant(tmp_path / "missing")
+
+
 def test_the_wheels_here_are_found():
     """The environments of this project hold one MPI each, whole."""
     wheels = library.find_wheels()
