@@ -96,6 +96,10 @@ def _seconds(schedule: plan.Schedule, count: int, model: plan.Model) -> float:
     return plan.price(schedule, count, ITEM, model).seconds
 
 
+def _phase_turns(size: int, segments: int) -> float:
+    return (size - 1) / size
+
+
 def _ring_turns(size: int, segments: int) -> float:
     return 2 * (size - 1) / size
 
@@ -137,6 +141,27 @@ CASES = {
             "(K-1) N/B",
             lambda size, _: size - 1,
             lambda size, segments: (plan.star_reduce(size, 0, segments),),
+        ),
+        Case(
+            "messages, both ways",
+            "with Ring.group(): send to the right, recv from the left",
+            "N/B",
+            lambda size, _: 1,
+            lambda size, _: (plan.chain_broadcast(2),),
+        ),
+        Case(
+            "reduce-scatter, ring",
+            'Ring.reduce_scatter(algorithm="ring")',
+            "(K-1)/K N/B",
+            _phase_turns,
+            lambda size, _: (plan.ring_reduce_scatter(size),),
+        ),
+        Case(
+            "all-gather, ring",
+            'Ring.allgather(algorithm="ring")',
+            "(K-1)/K N/B",
+            _phase_turns,
+            lambda size, _: (plan.ring_allgather(size),),
         ),
         Case(
             "all-reduce, ring",

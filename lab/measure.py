@@ -124,6 +124,36 @@ def allreduce_by_name(algorithm: str, cut: bool = False) -> Callable[[Bench], Pr
     return case
 
 
+def messages_both_ways(bench: Bench) -> Prepared:
+    """Every rank sends to its right neighbour and receives from its left one, in one group."""
+    ring = bench.ring
+
+    def exchange() -> None:
+        with ring.group():
+            ring.send(bench.mine, (ring.rank + 1) % ring.size)
+            ring.recv(bench.out, (ring.rank - 1) % ring.size)
+
+    yield exchange
+    bench.have(bench.out, bench.pattern + (ring.rank - 1) % ring.size)
+
+
+def reduce_scatter_ring(bench: Bench) -> Prepared:
+    """Phase 1 of the ring."""
+    ring = bench.ring
+    part = plan.Segments(bench.out.size, ring.size)[ring.rank].slice
+    out = bench.out[part]
+    yield lambda: ring.reduce_scatter(bench.mine, out=out, algorithm="ring")
+    bench.have(out, bench.total[part])
+
+
+def allgather_ring(bench: Bench) -> Prepared:
+    """Phase 2 of the ring: from its segments to the whole of ``N`` bytes."""
+    ring = bench.ring
+    part = bench.pattern[plan.Segments(bench.out.size, ring.size)[ring.rank].slice]
+    yield lambda: ring.allgather(part, out=bench.out, algorithm="ring")
+    bench.have(bench.out, bench.pattern)
+
+
 def mpi_allreduce(bench: Bench) -> Prepared:
     """The peer."""
     yield lambda: MPI.COMM_WORLD.Allreduce(bench.mine, bench.out)
@@ -179,6 +209,9 @@ CALLS: dict[str, Callable[[Bench], Prepared]] = {
     "broadcast, MPI_Bcast": mpi_broadcast,
     "reduce, chain": reduce_by_name("ring"),
     "reduce, star": reduce_by_name("direct"),
+    "messages, both ways": messages_both_ways,
+    "reduce-scatter, ring": reduce_scatter_ring,
+    "all-gather, ring": allgather_ring,
     "all-reduce, ring": allreduce_by_name("ring"),
     "all-reduce, direct": allreduce_by_name("direct"),
     "all-reduce, ring, cut": allreduce_by_name("ring", cut=True),
