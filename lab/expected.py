@@ -8,7 +8,7 @@ bound
     with ``S`` the pieces the buffer is cut into.
 prediction
     What :func:`mpiring.plan.price` says for the schedule with a latency, a bandwidth and a speed of adding
-    that were measured on the same network (:func:`fit`).  The MPI's own collectives have none: only the MPI
+    that were measured on the same network (:func:`mpiring.plan.fit`).  The MPI's own collectives have none: only the MPI
     knows what it does.
 
 ``B`` is not what ``tc`` calls the rate.  A full packet is :data:`FRAME` bytes to the token bucket, of which
@@ -17,8 +17,7 @@ prediction
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -226,33 +225,3 @@ CASES = {
         ),
     )
 }
-
-
-def fit(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """Latency ``alpha`` and seconds a byte ``beta`` from measured (bytes, seconds) of single messages.
-
-    Least squares of the *relative* errors, ``sum(((alpha + n beta) / t - 1)**2)``, so that the long messages
-    do not drown the short ones; neither comes out negative.
-
-    >>> alpha, beta = fit([(1000, 3.0), (2000, 5.0), (4000, 9.0)])
-    >>> round(alpha, 9), round(beta, 9)
-    (1.0, 0.002)
-
-    Raises:
-        ValueError: for fewer than two sizes.
-    """
-    rows = [(1 / t, n / t) for n, t in points]
-    aa, ab, bb = (
-        math.fsum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1))
-    )
-    a1, b1 = (math.fsum(r[i] for r in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    if determinant <= 1e-12 * aa * bb:
-        raise ValueError(f"fit: needs messages of two sizes or more, got {rows}")
-    alpha = (a1 * bb - b1 * ab) / determinant
-    beta = (b1 * aa - a1 * ab) / determinant
-    if alpha < 0:
-        return 0.0, b1 / bb
-    if beta < 0:
-        return a1 / aa, 0.0
-    return alpha, beta

@@ -31,7 +31,7 @@ from typing import Any
 from mpiring import plan
 
 import report
-from expected import CASES, fit, payload_rate, pieces
+from expected import CASES, payload_rate, pieces
 from hosts import Hosts
 
 HERE = Path(__file__).parent
@@ -205,14 +205,14 @@ def run(hosts: Hosts, link: Link, job: Job, here: Path) -> Any:
 
 def link_row(link: Link, told: dict[str, Any]) -> dict[str, Any]:
     """The network: what it should carry, what it carries, and the model's constants."""
-    alpha, beta = fit(told["points"])
+    model = plan.fit(told["points"], told["add"] / link.update).model
     return {
         "rate": link.rate,
         "payload_rate": payload_rate(link.bits),
         "stream": told["stream"],
-        "alpha": alpha,
-        "beta": beta,
-        "gamma": told["add"] / link.update,
+        "alpha": model.alpha,
+        "beta": model.beta,
+        "gamma": model.gamma,
         "points": told["points"],
         "update": {"nbytes": link.update, "seconds": told["update"]},
     }
