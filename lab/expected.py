@@ -8,8 +8,8 @@ bound
     with ``S`` the pieces the buffer is cut into.
 prediction
     What :func:`mpiring.plan.price` says for the schedule with a latency, a bandwidth and a speed of adding
-    that were measured on the same network (:func:`mpiring.plan.fit`).  The MPI's own collectives have none: only the MPI
-    knows what it does.
+    that were measured on the same network (:func:`mpiring.plan.fit`).  The MPI's own collectives have none:
+    only the MPI knows what it does.
 
 ``B`` is not what ``tc`` calls the rate.  A full packet is :data:`FRAME` bytes to the token bucket, of which
 :data:`PAYLOAD` are the program's.

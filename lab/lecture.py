@@ -1,8 +1,8 @@
 """The lecture's formulas against a network: ``make lecture``, as root.
 
 Makes hosts on this machine (:mod:`hosts`: network namespaces, TCP, links with a rate limit), starts
-:mod:`measure` on them with Open MPI for each number of hosts, and writes one table: on the terminal, as
-``lab.json`` and as ``lab.png``.
+:mod:`measure` on them with Open MPI for each number of hosts, and writes one table: on the terminal and as
+``lab.txt``, with all figures as ``lab.json``, and drawn as ``lab.png``.
 
     .venv/bin/python lab/lecture.py --quick            # a minute: 2 and 3 hosts, short buffers
     .venv/bin/python lab/lecture.py --out docs/lecture # the run that docs/lecture.md quotes, 10 minutes
@@ -40,9 +40,22 @@ POINTS = tuple(1 << power for power in range(14, 24))  # 16 KiB to 8 MiB
 SWEEP = tuple(1 << power for power in range(9))  # S from 1 to 256
 
 ALL = tuple(CASES)
-FEW = tuple(
+MOST = tuple(
     name for name in ALL if name != "reduce, star"
 )  # it is half of the server's
+GROWTH = (  # what is drawn over the hosts
+    "broadcast, naive",
+    "broadcast, pipelined",
+    "reduce, chain",
+    "all-reduce, ring",
+    "all-reduce, ring, cut",
+    "all-reduce, direct",
+    "all-reduce, direct, cut",
+    "all-reduce, MPI_Allreduce",
+    "server, star",
+    "server, star, async",
+    "server, chain",
+)
 PAIR = ("broadcast, naive", "all-reduce, ring", "all-reduce, ring, cut")
 
 
@@ -105,11 +118,11 @@ def full() -> list[Link]:
             "100mbit",
             100e6,
             (
-                Job(2, 3, ((8 * mb, FEW),), first=True),
-                Job(3, 3, ((8 * mb, FEW),)),
+                Job(2, 3, ((8 * mb, MOST),), first=True),
+                Job(3, 3, ((8 * mb, GROWTH),)),
                 Job(4, 3, ((8 * mb, ALL), (mb, ALL)), sweep=SWEEP),
-                Job(6, 3, ((8 * mb, FEW),)),
-                Job(8, 3, ((8 * mb, FEW),)),
+                Job(6, 3, ((8 * mb, GROWTH),)),
+                Job(8, 3, ((8 * mb, MOST),)),
             ),
         ),
         Link(
@@ -322,7 +335,7 @@ def main() -> int:
         type=Path,
         default=Path("out/lecture"),
         metavar="DIR",
-        help="where lab.json and lab.png go (default: %(default)s)",
+        help="where lab.txt, lab.json and lab.png go (default: %(default)s)",
     )
     args = parser.parse_args()
     if trouble := problem():
@@ -331,9 +344,11 @@ def main() -> int:
     found = measure(quick() if args.quick else full())
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "lab.json").write_text(json.dumps(vars(found), indent=1) + "\n")
-    print(report.text(found.machine, found.links, found.rows))
+    text = report.text(found.machine, found.links, found.rows)
+    (args.out / "lab.txt").write_text(text + "\n")
+    print(text)
     report.draw(args.out / "lab.png", found.machine, found.links, found.rows)
-    print(f"\nThis table is in {args.out}/lab.json, drawn in {args.out}/lab.png.")
+    print(f"\nThis is in {args.out}/lab.txt and lab.json, drawn in {args.out}/lab.png.")
     return 0
 
 
