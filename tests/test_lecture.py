@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import mpiring
+
+import report
 from launch import Completed, find_mpi, job_environment, run
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +33,7 @@ SECTIONS += ["2.2", "2.3", "3", "3.1.1", "3.1.2", "3.2"]
 
 def table() -> list[list[str]]:
     """The cells of the document's table, line by line, without its head."""
-    lines = [
-        line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")
-    ]
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == HEAD
     return cells[2:]
@@ -105,3 +105,9 @@ def test_each_figure_is_in_the_labs_table():
     assert len(told) > 10
     wrong = [each for each in told if (int(each[0]), *each[1:]) not in known]
     assert wrong == []
+
+
+def test_the_text_is_the_jsons():
+    lab = json.loads(LAB.read_text())
+    text = report.text(lab["machine"], lab["links"], lab["rows"])
+    assert (LAB.parent / "lab.txt").read_text() == text + "\n"

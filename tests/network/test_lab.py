@@ -15,7 +15,9 @@ LAB = Path(__file__).parents[2] / "lab"
 
 def test_a_quick_run(tmp_path):
     command = [sys.executable, str(LAB / "lecture.py"), "--quick", "--out", tmp_path]
-    job = run([*map(str, command)], timeout=150, env=job_environment(find_mpi())).check()
+    job = run(
+        [*map(str, command)], timeout=150, env=job_environment(find_mpi())
+    ).check()
     found = json.loads((tmp_path / "lab.json").read_text())
     assert {row["case"] for row in found["rows"]} == set(CASES)
     for row in found["rows"]:
@@ -23,5 +25,9 @@ def test_a_quick_run(tmp_path):
         burst = (32 << 10) * 2 / found["links"][0]["payload_rate"]
         assert row["median"] > row["bound"] - burst, row
         assert row["case"] in job.stdout
-    assert [point["bytes"] for point in found["point_to_point"]] == [1 << 14, 1 << 17, 1 << 20]
+    assert [point["bytes"] for point in found["point_to_point"]] == [
+        1 << 14,
+        1 << 17,
+        1 << 20,
+    ]
     assert (tmp_path / "lab.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
