@@ -56,6 +56,8 @@ GROWTH = (  # what is drawn over the hosts
     "server, star, async",
     "server, chain",
 )
+BOTH_WAYS = ("messages, both ways", "all-reduce, ring", "all-reduce, direct")
+NO_PUT = "btl_tcp_flags=1"  # long messages are sent, not put into the receiver's memory
 PAIR = ("broadcast, naive", "all-reduce, ring", "all-reduce, ring, cut")
 
 
@@ -68,6 +70,7 @@ class Job:
         buffers: (bytes, names of cases).
         sweep: pieces S of the pipelined broadcast, for the first length.
         first: also measures the link itself: single messages, a plain stream, the update.
+        setting: a parameter of Open MPI that is not its default, as name=value.
     """
 
     size: int
@@ -75,6 +78,7 @@ class Job:
     buffers: tuple[tuple[int, tuple[str, ...]], ...]
     sweep: tuple[int, ...] = ()
     first: bool = False
+    setting: str = ""
 
     def items(self, rate: float) -> list[dict[str, Any]]:
         """For the plan of `measure`; the weight is the seconds at the bound."""
@@ -123,6 +127,8 @@ def full() -> list[Link]:
                 Job(4, 3, ((8 * mb, ALL), (mb, ALL)), sweep=SWEEP),
                 Job(6, 3, ((8 * mb, GROWTH),)),
                 Job(8, 3, ((8 * mb, MOST),)),
+                Job(2, 3, ((8 * mb, BOTH_WAYS),), setting=NO_PUT),
+                Job(4, 3, ((8 * mb, BOTH_WAYS),), setting=NO_PUT),
             ),
         ),
         Link(
@@ -183,8 +189,7 @@ def measure(links: list[Link]) -> Found:
                         if job.first:
                             found.links.append(link_row(link, told))
                         found.rows += [
-                            row(found.links[-1], job.size, item)
-                            for item in told["items"]
+                            row(found.links[-1], job, item) for item in told["items"]
                         ]
     found.machine["load_at_end"] = os.getloadavg()
     found.point_to_point = [
@@ -210,9 +215,10 @@ def run(hosts: Hosts, link: Link, job: Job, here: Path) -> Any:
             }
         )
     )
-    hosts.launch(
-        job.size, [HERE / "measure.py", planned, result], timeout=LIMIT
-    ).check()
+    name, _, value = job.setting.partition("=")
+    env = {f"OMPI_MCA_{name}": value} if name else {}
+    command = [HERE / "measure.py", planned, result]
+    hosts.launch(job.size, command, timeout=LIMIT, env=env).check()
     return json.loads(result.read_text())
 
 
@@ -231,9 +237,9 @@ def link_row(link: Link, told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row(link: dict[str, Any], size: int, item: dict[str, Any]) -> dict[str, Any]:
+def row(link: dict[str, Any], job: Job, item: dict[str, Any]) -> dict[str, Any]:
     """One line of the table."""
-    case = CASES[item["case"]]
+    case, size = CASES[item["case"]], job.size
     segments, nbytes = item["segments"], item["nbytes"]
     model = plan.Model(link["alpha"], link["beta"], link["gamma"])
     return report.judged(
@@ -242,6 +248,7 @@ def row(link: dict[str, Any], size: int, item: dict[str, Any]) -> dict[str, Any]
             "ranks": size,
             "case": case.name,
             "function": case.function,
+            "setting": job.setting,
             "nbytes": nbytes,
             "segments": segments,
             "formula": case.formula,

@@ -83,7 +83,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     predicted, ratio = row["predicted"], row["to_prediction"]
     verdict = {None: "no model", True: "yes", False: "NO"}[row["within"]]
     return (
-        row["case"],
+        f"{row['case']} {row['setting']}".rstrip(),
         row["rate"],
         str(row["ranks"]),
         f"{row['nbytes'] / 1e6:g}",
@@ -194,6 +194,7 @@ def _draw_growth(axes: Any, rows: list[Row]) -> None:
             row
             for row in rows
             if (row["case"], row["rate"], row["nbytes"]) == (case, rate, nbytes)
+            and not row["setting"]
         ]
         each.sort(key=lambda row: row["ranks"])
         xs = [row["ranks"] for row in each]

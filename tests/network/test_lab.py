@@ -23,7 +23,9 @@ def test_a_quick_run(tmp_path):
     for row in found["rows"]:
         # Nothing is faster than the bound, but for what the token bucket lets through at once.
         burst = (32 << 10) * 2 / found["links"][0]["payload_rate"]
-        assert row["median"] > row["bound"] - burst, row
+        # A server's link carries pulls and pushes at once, if the workers are not in step.
+        least = row["bound"] / (2 if "async" in row["case"] else 1)
+        assert row["median"] > least - burst, row
         assert row["case"] in job.stdout
     assert [point["bytes"] for point in found["point_to_point"]] == [
         1 << 14,
