@@ -50,6 +50,7 @@ class Ring:
 
     Attributes:
         rank, size: this process's first rank, and the number of ranks.
+        members: how many ranks this process holds.
 
     Raises:
         TypeError, ValueError: for a wrong argument, on every rank of ``comm`` where that is possible.
@@ -95,6 +96,7 @@ class Ring:
             _member(lease.comm, check, members, place, message_bytes)
             for place in range(members)
         ]
+        self.members = self._operations.members = members
         self.rank: int = self._members[0].transport.rank
         self.size: int = self._members[0].transport.size
         if lease.comm.size > 1:
@@ -254,11 +256,12 @@ class Ring:
 
         Args:
             schedule: the same on every rank.
-            x: the input of the collective it states.
-            op, out, async_op, timeout: as for :meth:`allreduce`.
+            x: the input of the collective it states; for an allgather of one shape on all ranks.
+            op, async_op, timeout: as for :meth:`allreduce`.
+            out: as for the stated collective.  A broadcast fills it in place of ``x``, on the root too.
 
         Returns:
-            what the stated collective returns.
+            what the stated collective returns.  With an ownership offset ``o`` rank r has segment ``r + o``.
 
         Raises:
             ScheduleError: on every rank, if the schedule does not do what it states.
@@ -329,28 +332,37 @@ class Ring:
             Exception: on every rank, the failure of the lowest rank that has one.
         """
         position = Position()
+        if self._group is not None:
+            failure = failure or _in_group()
         programs = [member.exchange(name, text, failure) for member in self._members]
         same = self._start(name, programs, position, self._timeout)
         return bool(same[0] if isinstance(same, list) else same)
 
-    def perform(self, name: str, program: Callable[[Transport], Program[T]]) -> T:
-        """Run a program of your own over this ring's transport, as one operation without a deadline.
+    def perform(
+        self, name: str, program: Callable[[Transport, Position], Program[T]]
+    ) -> T:
+        """Run a program of your own over this ring's transport, as one operation.
 
         For what is built on a ring and is no collective, such as a parameter server.
 
         Args:
             name: for messages.
-            program: makes the program from this rank's transport.
+            program: makes the program from this rank's transport and position.  The ring's timeout counts
+                from the call, and again each time the program sets ``position.has_moved``.
 
         Raises:
-            RingError: if this process has several members.
+            RingError: if this process has several members, or inside :meth:`group`.
+            RingTimeout: the ring is broken afterwards.
         """
-        if len(self._members) > 1:
-            raise RingError(f"{name}: for rings of one member a process")
-        position = Position()
-        position.phase = "messages"
+        self._need_one_member(name)
+        if self._group is not None:
+            raise _in_group()
+        position = Position(is_collective=False)
         result: T = self._start(
-            name, [program(self._members[0].transport)], position, None
+            name,
+            [program(self._members[0].transport, position)],
+            position,
+            self._timeout,
         )
         return result
 
@@ -365,7 +377,7 @@ class Ring:
 
         Args:
             x: an array of any strides.
-            dest: a rank; this one too inside a group, where it receives from itself.
+            dest: a rank; inside a group also this one, which receives from itself.
             tag: 0 to 16383; messages from one rank with one tag match in order.
             timeout: seconds, for this call.
 
@@ -424,12 +436,17 @@ class Ring:
     def _exchange_messages(
         self, name: str, messages: list[Message], timeout: float | None
     ) -> None:
-        if len(self._members) > 1:
-            raise RingError(f"{name}: for rings of one member a process")
+        self._need_one_member(name)
         seconds = self._timeout if timeout is None else _seconds(timeout)
-        position = Position()
-        program = exchange_messages(self._members[0].transport, messages, position)
-        self._start(name, [program], position, seconds)
+        transport = self._members[0].transport
+        program = exchange_messages(transport, messages, is_group=name == "group")
+        self._start(name, [program], Position(is_collective=False), seconds)
+
+    def _need_one_member(self, name: str) -> None:
+        if self.members > 1:
+            raise RingError(
+                f"{name}: works on rings of one member a process, this one has {self.members}"
+            )
 
     # ---- life -------------------------------------------------------------------------------------
 
@@ -480,9 +497,7 @@ class Ring:
         # A wrong timeout or list is for all ranks to hear of, like any other argument.
         with call.local():
             if self._group is not None:
-                raise RingError(
-                    "a collective inside group(): only send and recv may stand there"
-                )
+                raise _in_group()
             seconds = self._timeout if timeout is None else _seconds(timeout)
             count = len(self._members)
             inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
@@ -551,6 +566,10 @@ def _per_member(what: str, given: Any, members: int) -> list[Any]:
 def _check_range(what: str, value: Any, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{what} must be 1 to {most}, got {value!r}")
+
+
+def _in_group() -> RingError:
+    return RingError("a collective inside group(): only send and recv may stand there")
 
 
 def _intracomm(comm: Any) -> MPI.Intracomm:

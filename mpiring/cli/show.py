@@ -33,7 +33,7 @@ examples:
   mpiring show allreduce --ranks 4 --offset 1           as the lecture's slides and C code have it
   mpiring show reduce_scatter --ranks 3 --algorithm direct --order rank
   mpiring show allreduce --ranks 4 --svg ring.svg       the picture as well
-  mpiring show broadcast --ranks 4 --segments 4         the pipeline; --algorithm naive, direct: without
+  mpiring show broadcast --ranks 4 --segments 4         the pipeline, four pieces in a row
   mpiring show reduce --ranks 4 --root 2 --algorithm direct
   mpiring show my_ring.py:make --ranks 4                one of your own: make(4) returns it
 

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RingError
 from ..plan.segments import Segments
 from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import kind_named
@@ -57,6 +58,10 @@ def average_gradients(
     leaves: dict[str, Any] = {}
     signatures: list[Signature] = []
     try:
+        if ring.members > 1:
+            raise RingError(
+                f"works on rings of one member a process, this one has {ring.members}"
+            )
         if bucket_bytes is not None and (
             not isinstance(bucket_bytes, int)
             or isinstance(bucket_bytes, bool)
@@ -76,7 +81,7 @@ def average_gradients(
     settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
     said = json.dumps([settings, signatures])
     if not ring.exchange("average_gradients", said, failure):
-        signatures = _merge(_everyone_says(ring, said))
+        signatures = _merge(everyone_says(ring, said))
     averaged = _average(leaves, signatures, ring, op, order, bucket_bytes)
     return _rebuilt(grads, (), averaged)
 
@@ -94,8 +99,8 @@ def _signature(name: str, leaf: Any, op: Any) -> Signature:
 # ---- what the ranks have --------------------------------------------------------------------------
 
 
-def _everyone_says(ring: Ring, said: str) -> list[str]:
-    """The texts of all ranks."""
+def everyone_says(ring: Ring, said: str) -> list[str]:
+    """The texts of all ranks: collective."""
     import numpy as np
 
     data = np.frombuffer(said.encode(), np.uint8)

@@ -8,33 +8,42 @@ Synchronous mode
     All workers go step by step.  Before each step every rank says what it wants; a pull is answered at once,
     by a broadcast, in which all take part; a push waits until every worker that is still there pushes, then
     the sum of the gradients is reduced to the server, which updates once.  A worker that is done goes on
-    taking part, with zeros, until all are done.
+    taking part, with zeros, until all are done.  Steps are collectives: the ring's timeout is how long a rank
+    waits for the slowest worker to come to the next one.
 
 Asynchronous mode
     Workers pull and push when they are ready, by messages to the server, which applies each push as one
     update in the order they arrive.  A pull gets a snapshot, taken between two updates.  The server hears
-    each worker by itself, so messages of different workers never mix.
+    each worker by itself, so messages of different workers never mix.  With a timeout on the ring, ``serve``
+    gives up when no worker has said anything for that long.
 
-If the update raises, the server's ``serve`` raises that, and every worker a :class:`RingError` that says so.
+If the update raises, the server's ``serve`` raises that, and every worker a :class:`RingError` that says so
+when it next asks for something.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..errors import RingError
 from ..ring import Ring
-from ..wire.arithmetic import Array
+from ..wire.arithmetic import Array, check_op
+from ..wire.execute import Position
 from ..wire.mpi import TAG_SERVER
-from ..wire.transport import Program, Transport, together, wait
-from .flat import Flat, groups, signature
+from ..wire.transport import Program, Request, Transport, together, wait
+from .flat import Flat, Signature, groups, signature
+from .gradients import everyone_says
 
-_SERVE, _PULL, _PUSH, _DONE, _FAILED = range(5)
-_SAID_BYTES = 512  # of what went wrong in the update
+_SERVE, _PULL, _PUSH, _DONE, _FAILED = range(5)  # what a rank wants
+_REPLY = struct.Struct(
+    "<H512s"
+)  # bytes of what went wrong in the update, 0 if all is well
 
 Update = Callable[[dict[str, Array], dict[str, Array]], "Mapping[str, Any] | None"]
 
@@ -45,10 +54,11 @@ class ParameterServer:
     Args:
         ring: its root serves, its other ranks work.
         params: a mapping of named arrays; the root's values are the ones that count, but every rank gives the
-            same names, dtypes and shapes.
-        update: ``update(params, grads)``, called on the root: changes ``params`` in place, or returns new
-            values for some or all of them.  ``grads`` has the sum over the workers (sync) or one worker's
-            gradients (async), and zeros where none were pushed.
+            same names, dtypes and shapes.  They are copied.
+        update: ``update(params, grads)``, called on the root: changes the arrays in ``params`` in place, puts
+            others in their place, or returns new values for some or all of them.  ``grads`` has the sum over
+            the workers (sync) or one worker's gradients (async), zeros where none were pushed; its memory is
+            used again for the next update.  Workers may pass None.
         root: the rank that serves.
         mode: ``"sync"`` or ``"async"``.
 
@@ -60,7 +70,7 @@ class ParameterServer:
         self,
         ring: Ring,
         params: Mapping[str, Any],
-        update: Update,
+        update: Update | None,
         *,
         root: int = 0,
         mode: str = "sync",
@@ -73,44 +83,22 @@ class ParameterServer:
         failure: Exception | None = None
         said = ""
         try:
-            if mode not in ("sync", "async"):
-                raise ValueError(f"unknown mode {mode!r}; known: 'sync', 'async'")
-            if (
-                isinstance(root, bool)
-                or not isinstance(root, int)
-                or not 0 <= root < ring.size
-            ):
-                raise ValueError(f"root must be 0 to {ring.size - 1}, got {root!r}")
-            if ring.size < 2:
-                raise ValueError(
-                    "a parameter server needs a ring of 2 or more: a server and workers"
-                )
-            signatures = [signature(name, params[name]) for name in sorted(params)]
-            missing = [item.name for item in signatures if item.dtype is None]
-            if missing:
-                raise TypeError(
-                    f"parameter {missing[0]} is None; every parameter must be an array"
-                )
-            said = json.dumps([root, mode, signatures])
+            _check_arguments(ring, params, update, root, mode)
+            signatures = [_signature(name, params[name]) for name in sorted(params)]
+            said = json.dumps({"root": root, "mode": mode, "params": signatures})
             self._params = [Flat(group) for group in groups(signatures)]
             self._grads = [Flat(group) for group in groups(signatures)]
-            self._names = frozenset(item.name for item in signatures)
             for flat in self._params:
                 flat.fill(params)
         except Exception as error:
             failure = error
         if not ring.exchange("ParameterServer", said, failure):
-            raise ValueError(
-                "ParameterServer: the ranks differ in root, mode, or the parameters' names, dtypes or "
-                f"shapes; rank {ring.rank} passed {said}"
-            )
+            raise _difference(everyone_says(ring, said))
 
     @property
     def params(self) -> dict[str, Array]:
-        """The parameters as this rank has them: on the root the current ones, else the last pulled."""
-        return {
-            name: view for flat in self._params for name, view in flat.views.items()
-        }
+        """The parameters as this rank has them: on the root the current ones, else the last it was sent."""
+        return _named(self._params)
 
     # ---- the server's side ------------------------------------------------------------------------
 
@@ -118,13 +106,17 @@ class ParameterServer:
         """On the root: serve until every worker is done, and return the parameters.
 
         Raises:
-            RingError: on a rank that is not the root.
+            RingError: on a rank that is not the root, and if it was called before.
+            RingTimeout: if the ring has a timeout and no worker says anything for so long.
             Exception: what ``update`` raised; the workers get a :class:`RingError`.
         """
         if self.ring.rank != self.root:
             raise RingError(
                 f"serve: rank {self.ring.rank} is a worker, rank {self.root} serves"
             )
+        if self._finished:
+            raise RingError("serve: every worker is done; make a new ParameterServer")
+        self._finished = True
         if self.mode == "async":
             failure = self.ring.perform("serve", self._listen_to_all)
             if failure is not None:
@@ -134,12 +126,24 @@ class ParameterServer:
         return self.params
 
     def _apply(self, grads: list[Flat]) -> None:
-        named = {name: view for flat in grads for name, view in flat.views.items()}
-        params = self.params
-        changed = self._update(params, named)
-        if changed is not None:
-            for name, value in changed.items():
-                params[name][...] = value
+        assert self._update is not None
+        current, given = self.params, self.params
+        returned = self._update(given, _named(grads))
+        new = {n: value for n, value in given.items() if value is not current.get(n)}
+        new.update(returned or {})
+        for name, value in new.items():
+            if name not in current:
+                raise ValueError(
+                    f"update: gave {name!r}, which is no parameter; known: {sorted(current)}"
+                )
+            shape = () if value is None else np.shape(value)
+            if value is None or shape != current[name].shape:
+                got = "None" if value is None else f"shape {shape}"
+                raise ValueError(
+                    f"update: gave {got} for {name}, expected shape {current[name].shape}"
+                )
+        for name, value in new.items():
+            current[name][...] = value
 
     # ---- the workers' side ------------------------------------------------------------------------
 
@@ -148,6 +152,7 @@ class ParameterServer:
 
         Raises:
             RingError: on the root, after :meth:`done`, or if the server's update raised.
+            RingTimeout: the ring is broken afterwards.
         """
         self._check_worker("pull")
         if self.mode == "async":
@@ -163,23 +168,26 @@ class ParameterServer:
             grads: arrays by name, of the parameters' dtypes and shapes; what is missing or None is zero.
 
         Raises:
-            ValueError: here alone, for a name or shape the server does not have, before anything is sent.
+            TypeError, ValueError: here alone, for a name, dtype or shape the server does not have, before
+                anything is sent.
             RingError: on the root, after :meth:`done`, or if the server's update raised.
+            RingTimeout: the ring is broken afterwards.
         """
         self._check_worker("push")
-        unknown = sorted(set(grads) - self._names)
-        if unknown:
-            raise ValueError(
-                f"push: no parameter is named {unknown[0]!r}; known: {sorted(self._names)}"
-            )
+        signatures = {
+            item.name: item for flat in self._grads for item in flat.signatures
+        }
+        for name, given in grads.items():
+            if name not in signatures:
+                raise ValueError(
+                    f"push: no parameter is named {name!r}; known: {sorted(signatures)}"
+                )
+            found = signature(name, given)
+            if found.dtype is not None and found != signatures[name]:
+                raise ValueError(
+                    f"push: {name} is a {found}, the parameter is a {signatures[name]}"
+                )
         for flat in self._grads:
-            for item in flat.signatures:
-                given = grads.get(item.name)
-                found = signature(item.name, given)
-                if found.dtype is not None and found != item:
-                    raise ValueError(
-                        f"push: {item.name} is a {found}, the parameter is a {item}"
-                    )
             flat.fill(grads)
         if self.mode == "async":
             self.ring.perform("push", self._send_gradients)
@@ -187,7 +195,12 @@ class ParameterServer:
             self._in_step(_PUSH)
 
     def done(self) -> None:
-        """Say that this worker is through.  In sync mode it returns when all are."""
+        """Say that this worker is through.  In sync mode it returns when all are.
+
+        Raises:
+            RingError: on the root, if called before, or if the server's update raised.
+            RingTimeout: the ring is broken afterwards.
+        """
         self._check_worker("done")
         self._finished = True
         if self.mode == "async":
@@ -202,7 +215,9 @@ class ParameterServer:
                 f"{verb}: rank {self.root} is the server; its part is serve()"
             )
         if self._finished:
-            raise RingError(f"{verb}: this worker is done")
+            raise RingError(
+                f"{verb}: this worker is done, or was told that the server failed"
+            )
 
     # ---- synchronous: every rank takes part in every step -----------------------------------------
 
@@ -212,27 +227,20 @@ class ParameterServer:
             pass
 
     def _serve_in_step(self) -> None:
-        wanted = _SERVE
-        failure: Exception | None = None
-        while (taken := self._step(wanted)) is not None:
+        while (taken := self._step(_SERVE)) is not None:
             if taken == _PUSH:
                 try:
                     self._apply(self._grads)
-                except Exception as error:
-                    failure, wanted = error, _FAILED
-            if failure is not None:
-                try:
-                    self._step(wanted)
-                except RingError:
-                    raise failure from None
+                except Exception as failure:
+                    with suppress(RingError):  # the workers may be gone
+                        self._wishes(_FAILED, _told(failure))
+                    raise
 
     def _step(self, wanted: int) -> int | None:
         """One step of all ranks: returns what was done, None if every worker is done."""
         ring = self.ring
-        wishes = ring.allgather(np.array([wanted], np.uint8))
-        workers = [int(wish) for rank, wish in enumerate(wishes) if rank != self.root]
-        if wishes[self.root] == _FAILED:
-            raise RingError(f"parameter server: the update raised on rank {self.root}")
+        wishes = self._wishes(wanted)
+        workers = [wish for rank, wish in enumerate(wishes) if rank != self.root]
         if all(wish == _DONE for wish in workers):
             return None
         if _PULL in workers:
@@ -242,74 +250,186 @@ class ParameterServer:
         for flat in self._grads:
             if wanted != _PUSH:
                 flat.fill({})
-            ring.reduce(flat.buffer, "sum", self.root, out=self._out(flat))
+            out = flat.buffer if ring.rank == self.root else None
+            ring.reduce(flat.buffer, "sum", self.root, out=out)
         return _PUSH
 
-    def _out(self, flat: Flat) -> Array | None:
-        return flat.buffer if self.ring.rank == self.root else None
+    def _wishes(self, wanted: int, failure: bytes = b"") -> list[int]:
+        """What each rank wants; raises on the workers if the server says that it failed."""
+        ring, place = self.ring, self.root + 1
+        mine = np.frombuffer(bytes([wanted]) + failure, np.uint8)
+        said = ring.allgather(mine).tobytes()
+        more = len(said) - ring.size  # only the root says more than a byte
+        text, wishes = said[place : place + more], said[:place] + said[place + more :]
+        if wishes[self.root] == _FAILED and ring.rank != self.root:
+            self._finished = True
+            raise self._failed(text)
+        return list(wishes)
 
     # ---- asynchronous: messages between a worker and the server -----------------------------------
 
-    def _listen_to_all(self, transport: Transport) -> Program[Exception | None]:
+    def _listen_to_all(
+        self, transport: Transport, position: Position
+    ) -> Program[Exception | None]:
         failures: list[Exception] = []
         workers = [rank for rank in range(transport.size) if rank != self.root]
-        yield from together(
-            [self._listen(transport, rank, failures) for rank in workers]
-        )
+        lines = [_Line(transport, position, rank) for rank in workers]
+        yield from together([self._listen(line, failures) for line in lines])
         return failures[0] if failures else None
 
-    def _listen(
-        self, transport: Transport, worker: int, failures: list[Exception]
-    ) -> Program[None]:
+    def _listen(self, line: _Line, failures: list[Exception]) -> Program[None]:
         """Serve one worker until it is done, or has been told of a failure."""
         grads = [Flat(flat.signatures) for flat in self._grads]
         while True:
             wish = bytearray(1)
-            yield from wait(transport.post_receive(wish, worker, TAG_SERVER))
+            yield from line.receive(wish)
             if wish[0] == _PUSH:
-                yield from _move(transport.irecv, grads, worker)
+                yield from line.move(line.transport.irecv, grads)
                 if not failures:
                     try:
                         self._apply(grads)
                     except Exception as error:
                         failures.append(error)
                 continue
-            # The reply: whether all is well, then what went wrong.
-            text = f"{type(failures[0]).__name__}: {failures[0]}" if failures else ""
-            reply = bytes([bool(failures)]) + text.encode()[:_SAID_BYTES]
-            yield from wait(transport.post_send(reply, worker, TAG_SERVER))
-            if failures or wish[0] == _DONE:
+            # What is said now counts: another worker's push may fail while the answer is on its way.
+            text = _told(failures[0]) if failures else b""
+            yield from line.send(_REPLY.pack(len(text), text))
+            if text or wish[0] == _DONE:
                 return
             snapshot = [Flat(flat.signatures) for flat in self._params]
-            for copy in snapshot:
-                copy.fill(self.params)
-            yield from _move(transport.isend, snapshot, worker)
+            for copy, flat in zip(snapshot, self._params):
+                copy.buffer[...] = flat.buffer
+            yield from line.move(line.transport.isend, snapshot)
 
-    def _ask_for_parameters(self, transport: Transport) -> Program[None]:
-        yield from self._ask(transport, _PULL)
-        yield from _move(transport.irecv, self._params, self.root)
+    def _ask_for_parameters(
+        self, transport: Transport, position: Position
+    ) -> Program[None]:
+        line = _Line(transport, position, self.root)
+        yield from self._ask(line, _PULL)
+        yield from line.move(transport.irecv, self._params)
 
-    def _send_gradients(self, transport: Transport) -> Program[None]:
-        yield from wait(transport.post_send(bytes([_PUSH]), self.root, TAG_SERVER))
-        yield from _move(transport.isend, self._grads, self.root)
+    def _send_gradients(
+        self, transport: Transport, position: Position
+    ) -> Program[None]:
+        line = _Line(transport, position, self.root)
+        yield from line.send(bytes([_PUSH]))
+        yield from line.move(transport.isend, self._grads)
 
-    def _say_done(self, transport: Transport) -> Program[None]:
-        yield from self._ask(transport, _DONE)
+    def _say_done(self, transport: Transport, position: Position) -> Program[None]:
+        yield from self._ask(_Line(transport, position, self.root), _DONE)
 
-    def _ask(self, transport: Transport, wish: int) -> Program[None]:
-        yield from wait(transport.post_send(bytes([wish]), self.root, TAG_SERVER))
-        reply = bytearray(1 + _SAID_BYTES)
-        yield from wait(transport.post_receive(reply, self.root, TAG_SERVER))
-        if reply[0]:
+    def _ask(self, line: _Line, wish: int) -> Program[None]:
+        yield from line.send(bytes([wish]))
+        reply = bytearray(_REPLY.size)
+        yield from line.receive(reply)
+        length, text = _REPLY.unpack(reply)
+        if length:
             self._finished = True
-            said = bytes(reply[1:]).rstrip(b"\0").decode(errors="replace")
-            raise RingError(
-                f"parameter server: the update raised on rank {self.root}: {said}"
-            )
+            raise self._failed(text[:length])
+
+    def _failed(self, text: bytes) -> RingError:
+        return RingError(
+            f"parameter server: the update raised on rank {self.root}: {text.decode(errors='replace')}"
+        )
 
 
-def _move(post: Callable[..., Any], flats: list[Flat], peer: int) -> Program[None]:
-    """Send or receive flat buffers, all at once."""
-    requests = [post(flat.message(), peer, TAG_SERVER) for flat in flats]
-    for request in requests:
+class _Line:
+    """The messages between one worker and the server."""
+
+    def __init__(self, transport: Transport, position: Position, peer: int) -> None:
+        self.transport = transport
+        self._position = position
+        self._peer = peer
+
+    def send(self, data: bytes) -> Program[None]:
+        yield from self._wait(self.transport.post_send(data, self._peer, TAG_SERVER))
+
+    def receive(self, room: bytearray) -> Program[None]:
+        yield from self._wait(self.transport.post_receive(room, self._peer, TAG_SERVER))
+
+    def move(self, post: Callable[..., Request], flats: list[Flat]) -> Program[None]:
+        """Send or receive flat buffers, all at once."""
+        requests = [post(flat.message(), self._peer, TAG_SERVER) for flat in flats]
+        for request in requests:
+            yield from self._wait(request)
+
+    def _wait(self, request: Request) -> Program[None]:
         yield from wait(request)
+        self._position.has_moved = True
+
+
+def _told(error: Exception) -> bytes:
+    """What went wrong, as the workers hear it."""
+    text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
+    return text[: _REPLY.size - 2]
+
+
+def _named(flats: list[Flat]) -> dict[str, Array]:
+    return {name: view for flat in flats for name, view in flat.views.items()}
+
+
+# ---- what the ranks must mean alike ---------------------------------------------------------------
+
+
+def _check_arguments(
+    ring: Ring, params: Any, update: Any, root: Any, mode: Any
+) -> None:
+    if ring.members > 1:
+        raise RingError(
+            f"works on rings of one member a process, this one has {ring.members}"
+        )
+    if ring.size < 2:
+        raise ValueError(
+            "a parameter server needs a ring of 2 or more: a server and workers"
+        )
+    if mode not in ("sync", "async"):
+        raise ValueError(f"unknown mode {mode!r}; known: 'sync', 'async'")
+    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < ring.size:
+        raise ValueError(f"root must be 0 to {ring.size - 1}, got {root!r}")
+    if ring.rank == root and not callable(update):
+        raise TypeError(
+            f"update is a {type(update).__name__}, expected a function of params and grads"
+        )
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"params is a {type(params).__name__}, expected a mapping of named arrays"
+        )
+    for name in params:
+        if not isinstance(name, str):
+            raise TypeError(f"the names of parameters must be str, got {name!r}")
+
+
+def _signature(name: str, array: Any) -> Signature:
+    if array is None:
+        raise TypeError(f"parameter {name} is None; every parameter must be an array")
+    found = signature(f"parameter {name}", array)._replace(name=name)
+    try:
+        check_op("sum", str(found.dtype))  # gradients add up
+    except TypeError as error:
+        raise TypeError(f"parameter {name}: {error}") from None
+    return found
+
+
+def _difference(texts: list[str]) -> ValueError:
+    """The error that says what two ranks mean differently, alike on every rank."""
+    everyone = [json.loads(text) for text in texts]
+    rank, theirs = next((r, t) for r, t in enumerate(everyone) if t != everyone[0])
+    for what in ("root", "mode"):
+        if theirs[what] != everyone[0][what]:
+            return ValueError(
+                f"ParameterServer: rank {rank} passed {what} {theirs[what]}, rank 0 passed "
+                f"{what} {everyone[0][what]}; pass the same on every rank"
+            )
+    first, other = (
+        {item[0]: str(Signature(*item)) for item in said["params"]}
+        for said in (everyone[0], theirs)
+    )
+    name = min(n for n in {*first, *other} if first.get(n) != other.get(n))
+    return ValueError(
+        f"ParameterServer: parameter {name}: rank {rank} has {_a(other.get(name))}, rank 0 "
+        f"{_a(first.get(name))}; it must be the same on every rank"
+    )
+
+
+def _a(signature: str | None) -> str:
+    return "none of that name" if signature is None else f"a {signature}"

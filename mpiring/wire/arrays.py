@@ -166,6 +166,10 @@ class CupyKind(Kind):
 
 
 NUMPY = Kind()
+KINDS = (
+    NUMPY.name,
+    CupyKind.name,
+)  # all names: a place in here says a kind to another rank
 _device_kinds: dict[int, CupyKind] = {}  # by the module object
 
 

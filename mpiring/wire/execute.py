@@ -34,14 +34,18 @@ class Position:
         phase: what it does, in words.
         step: the number of the step, None outside the schedule.
         segment: the segment of the message that is waited for.
+        is_collective: whether every rank makes this call; a message is the affair of two.
+        has_moved: set by a program whose deadline counts from its last message, when one has come.
     """
 
-    __slots__ = ("phase", "step", "segment")
+    __slots__ = ("phase", "step", "segment", "is_collective", "has_moved")
 
-    def __init__(self) -> None:
-        self.phase = "opening exchange"
+    def __init__(self, is_collective: bool = True) -> None:
+        self.phase = "opening exchange" if is_collective else "messages"
         self.step: int | None = None
         self.segment: int | None = None
+        self.is_collective = is_collective
+        self.has_moved = False
 
     @property
     def is_opening(self) -> bool:
@@ -49,7 +53,7 @@ class Position:
 
         Until the ranks have agreed an error is one on all of them; messages are the two ranks' affair.
         """
-        return self.phase in ("opening exchange", "messages")
+        return self.phase == "opening exchange" or not self.is_collective
 
     def __str__(self) -> str:
         if self.step is None:

@@ -14,7 +14,6 @@ import struct
 from typing import Any, NamedTuple
 
 from .arithmetic import DTYPES
-from .execute import Position
 from .operands import Operand, checked_output, operand
 from .transport import Program, Transport, together, wait
 
@@ -34,16 +33,20 @@ class Message(NamedTuple):
 
 
 def exchange(
-    transport: Transport, messages: list[Message], position: Position
+    transport: Transport, messages: list[Message], is_group: bool = True
 ) -> Program[list[Any]]:
     """Post all messages together and wait for all; gives the array of each.
+
+    Args:
+        transport: carries them.
+        messages: sends and receives, in the order of the calls.
+        is_group: whether they stand in a group; one alone cannot be to oneself.
 
     Raises:
         ValueError, TypeError: for a wrong argument, before anything is sent.
         ValueError: if what arrives is not what a receive has room for, after all are done.
     """
-    checked = [_checked(transport, message) for message in messages]
-    position.phase = "messages"
+    checked = [_checked(transport, message, is_group) for message in messages]
     receives: dict[tuple[int, int], list[tuple[int, Operand, Any]]] = {}
     for place, (message, source) in enumerate(zip(messages, checked)):
         if not message.is_send:
@@ -62,24 +65,29 @@ def exchange(
     return [message.array for message in messages]
 
 
-def _checked(transport: Transport, message: Message) -> Operand:
+def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
     verb, end = ("send", "dest") if message.is_send else ("recv", "source")
     _, array, peer, tag = message
+    me = f"{verb}: rank {transport.rank}"
     if (
         isinstance(peer, bool)
         or not isinstance(peer, int)
         or not 0 <= peer < transport.size
     ):
+        raise ValueError(f"{me}: {end} must be 0 to {transport.size - 1}, got {peer!r}")
+    if peer == transport.rank and not is_group:
         raise ValueError(
-            f"{verb}: rank {transport.rank}: {end} must be 0 to {transport.size - 1}, got {peer!r}"
+            f"{me}: {end} is this rank itself, which would wait for ever: "
+            "put the send and the recv into one group()"
         )
     if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < USER_TAGS:
-        raise ValueError(
-            f"{verb}: rank {transport.rank}: tag must be 0 to {USER_TAGS - 1}, got {tag!r}"
-        )
-    source = operand(array)
-    if not message.is_send:
-        checked_output(source, array)
+        raise ValueError(f"{me}: tag must be 0 to {USER_TAGS - 1}, got {tag!r}")
+    try:
+        source = operand(array)
+        if not message.is_send:
+            checked_output(source, array)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{me}: {error}") from None
     return source
 
 

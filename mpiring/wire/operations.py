@@ -58,7 +58,7 @@ class Operation(Generic[T]):
         self.number = number
         self.position = position
         self.timeout = timeout
-        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.deadline = _deadline(timeout)
         self.done = False
         self.waits_for: Request | None = None
         self._program: Program[T] | None = program
@@ -70,6 +70,9 @@ class Operation(Generic[T]):
         assert self._program is not None
         try:
             self.waits_for = next(self._program)
+            if self.position.has_moved:
+                self.position.has_moved = False
+                self.deadline = _deadline(self.timeout)
         except StopIteration as stop:
             self.finish(stop.value, None)
         except Exception as error:
@@ -105,22 +108,34 @@ class Operation(Generic[T]):
 
     def __str__(self) -> str:
         waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
-        return f"{self.name} (call {self.number} on this ring; {self.position}{waits})"
+        after = "" if self.position.is_collective else "after "
+        return f"{self.name} ({after}call {self.number} on this ring; {self.position}{waits})"
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
 
 
 class Operations:
-    """The operations of one ring on one rank.
+    """The operations of one ring in one process.
 
     Args:
         transport: of the ring.
         lease: its communicator, given back when this object is dropped with nothing left to do.
+
+    Attributes:
+        members: ranks of the ring in each process; the processes talk here, and messages name their ranks.
+        broken: what broke the ring, None if it works.
     """
 
     def __init__(self, transport: MPITransport, lease: Lease) -> None:
         self._transport = transport
         self._lease = lease
         self._queue: deque[Operation[Any]] = deque()
-        self._started = 0  # making the ring is call 0, the user's first is 1
+        # Collective calls so far: making the ring is call 0, the user's first is 1.  Messages are not
+        # counted, for each rank has its own.
+        self._started = 0
+        self.members = 1
         self.broken: str | None = None
         self._answered: set[int] = set()
         self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
@@ -145,8 +160,9 @@ class Operations:
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
-        operation = Operation(name, self._started, program, position, timeout)
-        self._started += 1
+        number = self._started - (not position.is_collective)
+        operation = Operation(name, number, program, position, timeout)
+        self._started += position.is_collective
         self._queue.append(operation)
         self.progress()
         return operation
@@ -159,9 +175,7 @@ class Operations:
                 operation.advance()
             finally:
                 if operation.failed_alone:
-                    self._break(
-                        f"{operation.name} failed on rank {self._transport.rank} alone"
-                    )
+                    self._break(f"{operation.name} failed on {self._me} alone")
             if not operation.done:
                 return
             if self._queue:
@@ -198,7 +212,7 @@ class Operations:
             self._check_deadlines(operation)
             if timeout is not None and time.monotonic() - began > timeout:
                 raise RingTimeout(
-                    f"rank {self._transport.rank}: waited {timeout:g} s for {operation}; "
+                    f"{self._me}: waited {timeout:g} s for {operation}; "
                     "the operation goes on, wait again or set a timeout on the call"
                 )
             if spins == _SPINS:
@@ -237,8 +251,7 @@ class Operations:
 
     def _tell(self, rank: int, operation: Operation[Any]) -> None:
         where = {
-            "number": operation.number,
-            "name": operation.name,
+            "place": [operation.number, operation.position.is_collective],
             "text": str(operation),
         }
         text = json.dumps(where).encode()
@@ -263,25 +276,41 @@ class Operations:
             else:
                 heard[message[0]] = json.loads(message[1])
         silent = tuple(rank for rank in others if rank not in heard)
-        elsewhere = {r: h for r, h in heard.items() if h["number"] != head.number}
+        here = [head.number, head.position.is_collective]
+        elsewhere = {p: h for p, h in heard.items() if h["place"] != here}
         lines = [
-            f"{operation.name}: rank {transport.rank} waited {operation.timeout:g} s, in {head}"
+            f"{operation.name}: {self._me} waited {operation.timeout:g} s, in {head}"
         ]
         if silent:
-            lines.append(f"in no call of this ring: rank {', '.join(map(str, silent))}")
+            lines.append(f"in no call of this ring: {self._named(*silent)}")
         lines += [
-            f"in another call: rank {r}, {h['text']}"
-            for r, h in sorted(elsewhere.items())
+            f"in another call: {self._named(p)}, {h['text']}"
+            for p, h in sorted(elsewhere.items())
         ]
         lines += [
-            f"waiting too: rank {r}, {h['text']}"
-            for r, h in sorted(heard.items())
-            if r not in elsewhere
+            f"waiting too: {self._named(p)}, {h['text']}"
+            for p, h in sorted(heard.items())
+            if p not in elsewhere
         ]
         self._break("; ".join(lines))
+        ranks = tuple(rank for process in silent for rank in self._ranks_of(process))
         raise RingTimeout(
-            f"{self.broken}. The ring is broken now; make a new one", silent
+            f"{self.broken}. The ring is broken now; make a new one", ranks
         )
+
+    def _ranks_of(self, process: int) -> range:
+        return range(process * self.members, (process + 1) * self.members)
+
+    def _named(self, *processes: int) -> str:
+        """Processes by their ranks, for messages."""
+        if self.members == 1:
+            return f"rank {', '.join(map(str, processes))}"
+        ranks = [self._ranks_of(process) for process in processes]
+        return f"ranks {', '.join(f'{r[0]} to {r[-1]}' for r in ranks)}"
+
+    @property
+    def _me(self) -> str:
+        return self._named(self._transport.rank)
 
     def _break(self, why: str) -> None:
         self.broken = why

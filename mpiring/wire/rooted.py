@@ -7,6 +7,7 @@ ranks need not know what comes: the root says it in the opening exchange, as its
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,12 +17,12 @@ from ..plan.segments import Segments
 from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import DTYPES, Array
-from .arrays import kind_named, kinds_here
+from .arrays import KINDS, kind_named, kinds_here
 from .calls import Call
 from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
 from .execute import Position, execute
 from .memory import Memory
-from .operands import Operand, Target, checked_output, flat_input, operand, output
+from .operands import Operand, Target, flat_input, operand, output
 from .transport import Program
 
 BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "mpi")
@@ -58,7 +59,7 @@ def reduce(
             return None if target is None else target.flat[segments[segment].slice]
 
         memory = member.memory(path, source, segments, flat, on_root, op)
-        wide = "float32" if source.dtype in arithmetic.HALVES else source.dtype
+        wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
     yield from member.open(call)
     if memory is not None:
@@ -79,24 +80,52 @@ def broadcast(
 ) -> Program[Array]:
     """The root's ``x`` on every rank; see :meth:`mpiring.Ring.broadcast`."""
     call = Call("broadcast")
+    size, rank = member.transport.size, member.transport.rank
+    with call.local():
+        call.fields = (("algorithm", str(algorithm)),)
+        known("algorithm", algorithm, BROADCAST_ALGORITHMS)
+        member.need_library(algorithm)
+
+    def path(nbytes: int) -> RankProgram | None:
+        name = algorithm
+        if name == "mpi":
+            return None
+        if name == "auto":
+            is_small = nbytes <= DIRECT_BYTES and size <= 8
+            name = "direct" if is_small else "pipelined"
+        pieces = chunks(nbytes)
+        return program_of("broadcast", size, rank, name, "ring", False, root, pieces)
+
+    return (yield from _broadcast(member, call, x, root, path, position))
+
+
+def _broadcast(
+    member: Collectives,
+    call: Call,
+    x: Any,
+    root: Any,
+    choose: Callable[[int], RankProgram | None],
+    position: Position,
+) -> Program[Array]:
+    """A broadcast whose path follows from the bytes; None is the MPI's own."""
     transport = member.transport
     said = _no_array()
     with call.local():
-        call.fields = (("algorithm", str(algorithm)),)
         is_root = _checked_root(call, root, transport.size) == transport.rank
-        known("algorithm", algorithm, BROADCAST_ALGORITHMS)
-        member.need_library(algorithm)
         if x is not None:
             source = operand(x)
             said = _signature(source)
-            if not is_root:
-                checked_output(source, source.array)
+            if not is_root and not source.kind.is_writeable(source.array):
+                raise ValueError(
+                    "x is read-only or its elements share memory, and it would be filled; "
+                    "pass a writeable array, or None off the root"
+                )
         elif is_root:
             raise ValueError(
-                "x is None on the root; the root must pass what to broadcast"
+                f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
             )
     payloads = yield from member.open(call, said, always=True)
-    _check_broadcast(payloads, root)
+    _check_broadcast(call.name, payloads, root)
     position.phase = "taking memory for the result"
     if x is None:
         source = _like(payloads[root])
@@ -108,26 +137,12 @@ def broadcast(
         target = Target(kind, result, array.reshape(-1), False)
     else:
         target = Target(kind, result, kind.empty(array.size, source.dtype), True)
-    if algorithm == "mpi":
+    path = choose(target.flat.size * kind.itemsize(source.dtype))
+    if path is None:
         assert member.library is not None
         position.phase = "the MPI's broadcast"
         yield from member.library["broadcast"](kind.message(target.flat), root)
         return target.done()
-    nbytes = target.flat.size * kind.itemsize(source.dtype)
-    if algorithm == "auto":
-        algorithm = (
-            "direct" if nbytes <= DIRECT_BYTES and transport.size <= 8 else "pipelined"
-        )
-    path = program_of(
-        "broadcast",
-        transport.size,
-        transport.rank,
-        algorithm,
-        "ring",
-        False,
-        root,
-        chunks(nbytes),
-    )
     segments = Segments(target.flat.size, path.schedule.segments)
 
     def everywhere(segment: int) -> Array:
@@ -145,8 +160,7 @@ def run(
 ) -> Program[Array | None]:
     """A user's schedule, once it is proven; see :meth:`mpiring.Ring.run`."""
     call = Call("run")
-    transport = member.transport
-    rank, size = transport.rank, transport.size
+    rank, size = member.transport.rank, member.transport.size
     with call.local():
         if not isinstance(plan, Schedule):
             raise TypeError(
@@ -156,17 +170,21 @@ def run(
             raise ValueError(
                 f"the schedule is for {plan.size} ranks, this ring has {size}"
             )
+        name = f"{plan.algorithm} {plan.collective} #{_digest(plan)}"
+        call.fields = (("schedule", name), ("op", str(op)))
+        _prove(plan)
+    if call.failure is not None:
+        yield from member.open(call)
+    if plan.collective == "broadcast":
+        return (yield from _run_broadcast(member, call, plan, x, out, position))
+    with call.local():
         source = operand(x)
-        call.fields = (
-            ("schedule", f"{plan.algorithm} {plan.collective} #{plan.digest}"),
-            ("array", source.description),
-            ("op", str(op)),
-        )
-        reduces = plan.collective in ("allreduce", "reduce_scatter", "reduce")
+        call.fields = (*call.fields, ("array", source.description))
+        reduces = plan.collective != "allgather"
         if reduces:
             arithmetic.check_op(op, source.dtype)
         wide = reduces and arithmetic.accumulator(op, source.dtype) != source.dtype
-        path = _proven(plan, rank, wide)
+        path = _rank_program(plan, rank, wide)
         segments = _segments_of(plan, source)
         target, flat = _places(plan, rank, source, segments, out)
         kept = {segment: place for place, segment in enumerate(plan.results(rank))}
@@ -188,8 +206,38 @@ def run(
             member.scratch,
         )
     yield from member.open(call)
-    yield from execute(memory, transport, member.tag, position)
+    if not reduces:
+        assert target is not None
+        mine = target.flat[segments[plan.owned(rank)].slice]
+        if not source.kind.same_memory(flat, mine):
+            mine[...] = flat
+    yield from execute(memory, member.transport, member.tag, position)
     return None if target is None else target.done()
+
+
+def _run_broadcast(
+    member: Collectives,
+    call: Call,
+    plan: Schedule,
+    x: Any,
+    out: Any,
+    position: Position,
+) -> Program[Array]:
+    """As :func:`broadcast`; with an ``out``, that is filled instead of ``x``, on the root too."""
+    rank = member.transport.rank
+    is_copied = out is not None and rank == plan.root
+    with call.local():
+        if is_copied:
+            source = operand(x)
+            target = output(source, out, source.array.shape)
+    filled = x if out is None or is_copied else out
+    result = yield from _broadcast(
+        member, call, filled, plan.root, lambda _: _rank_program(plan, rank), position
+    )
+    if not is_copied:
+        return result
+    target.flat[...] = source.kind.flat(source.array)
+    return target.done()
 
 
 def _segments_of(plan: Schedule, source: Operand) -> Segments:
@@ -205,30 +253,35 @@ def _places(
     kind, shape = source.kind, source.array.shape
     if plan.collective == "reduce" and rank != plan.root:
         return None, kind.flat(source.array)
-    if plan.collective == "broadcast":
-        target = output(source, out, shape)
-        if rank == plan.root:
-            target.flat[...] = kind.flat(source.array)
-        return target, target.flat
+    part: slice | None = None
     if plan.collective == "allgather":
-        rows = shape[0] if shape else 1
-        target = output(source, out, (rows * plan.size, *shape[1:]))
+        shape = ((shape[0] if shape else 1) * plan.size, *shape[1:])
+        target = output(source, out, shape)
         mine = target.flat[segments[plan.owned(rank)].slice]
         flat = kind.flat(source.array)
-        if not kind.same_memory(flat, mine):
-            mine[...] = kind.copied(flat) if kind.overlaps(flat, mine) else flat
-        return target, target.flat
+        if kind.overlaps(flat, target.flat) and not kind.same_memory(flat, mine):
+            flat = kind.copied(flat)
+        return target, flat
     if plan.collective == "reduce_scatter":
-        part = segments[plan.owned(rank)]
-        target = output(source, out, (part.length,))
-        return target, flat_input(source, target, part=part.slice)
+        owned = segments[plan.owned(rank)]
+        shape, part = (owned.length,), owned.slice
     target = output(source, out, shape)
-    return target, flat_input(source, target)
+    return target, flat_input(source, target, part=part)
+
+
+# Each is kept, since a schedule runs more than once; the same object is found without a look at its steps.
+@lru_cache(maxsize=32)
+def _prove(plan: Schedule) -> None:
+    verify(plan)
 
 
 @lru_cache(maxsize=32)
-def _proven(plan: Schedule, rank: int, wide: bool) -> RankProgram:
-    verify(plan)
+def _digest(plan: Schedule) -> str:
+    return plan.digest
+
+
+@lru_cache(maxsize=64)
+def _rank_program(plan: Schedule, rank: int, wide: bool = False) -> RankProgram:
     return rank_program(plan, rank, wide=wide)
 
 
@@ -243,12 +296,11 @@ def _checked_root(call: Call, root: Any, size: int) -> int:
 
 # A rank with an array says (place of its kind, place of its dtype, shape), one without the kinds it has.
 _CODES = sorted(DTYPES)
-_KINDS = ("numpy", "cupy")
 _MOST_DIMENSIONS = 12  # what a payload has room for
 
 
 def _no_array() -> bytes:
-    return bytes([sum(1 << _KINDS.index(name) for name in kinds_here())])
+    return bytes([sum(1 << KINDS.index(name) for name in kinds_here())])
 
 
 def _signature(source: Operand) -> bytes:
@@ -257,13 +309,13 @@ def _signature(source: Operand) -> bytes:
         raise ValueError(
             f"an array of {len(shape)} dimensions; a broadcast takes at most {_MOST_DIMENSIONS}: reshape it"
         )
-    codes = (_KINDS.index(source.kind.name), _CODES.index(source.dtype))
+    codes = (KINDS.index(source.kind.name), _CODES.index(source.dtype))
     return struct.pack(f"<BB{len(shape)}q", *codes, *shape)
 
 
 def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
     kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
-    return _KINDS[kind], _CODES[code], tuple(shape)
+    return KINDS[kind], _CODES[code], tuple(shape)
 
 
 def _words(said: bytes) -> str:
@@ -271,7 +323,7 @@ def _words(said: bytes) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _check_broadcast(payloads: list[bytes], root: int) -> None:
+def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
     """Raise, alike on every rank, unless all have an array like the root's or can make one."""
     of_root = payloads[root]
     kind = of_root[0]
@@ -279,12 +331,12 @@ def _check_broadcast(payloads: list[bytes], root: int) -> None:
         if len(said) == 1:
             if not said[0] >> kind & 1:
                 raise TypeError(
-                    f"broadcast: rank {root} sends a {_KINDS[kind]} array, but rank {rank} passed None and "
-                    f"has not imported {_KINDS[kind]}; import it there, or pass an array to fill"
+                    f"{name}: rank {root} sends a {KINDS[kind]} array, but rank {rank} passed None and "
+                    f"has not imported {KINDS[kind]}; import it there, or pass an array to fill"
                 )
         elif said[1:] != of_root[1:]:
             raise ValueError(
-                f"broadcast: rank {rank} passed {_words(said)}, rank {root}, the root, passed "
+                f"{name}: rank {rank} passed {_words(said)}, rank {root}, the root, passed "
                 f"{_words(of_root)}; pass the same dtype and shape, or None off the root"
             )
 

@@ -259,7 +259,7 @@ def test_messages_are_bounded(size):
 def test_what_has_no_room_is_refused_before_anything_is_sent(arguments):
     network = LocalNetwork(2)
     program = Opening(network.transports[0], 1).exchange(*arguments)
-    with pytest.raises(ValueError, match="at most 400, 600 and 64 travel"):
+    with pytest.raises(ValueError, match="at most 400, 600 and 128 travel"):
         next(program)
     assert network.messages == 0
 

@@ -14,7 +14,7 @@ CLOSE = 0.2  # relative error of a fit's points up to which they go without a ma
 MOST_POINTS = 12  # of a fit, in its table
 
 OVERLAP = (
-    "(By this model the ring never beats direct: latencies of messages at once overlap, and links do not\n"
+    "(By this model the ring is never faster than direct: latencies of messages at once overlap, links do not\n"
     "contend.  The ring sends one message at a time and needs room for one segment.)"
 )
 
@@ -63,7 +63,13 @@ def _fit(fitted: Fit) -> str:
         verdict = (
             f"{missed} of them off by more than {CLOSE:.0%}, up to {fitted.worst:.1%}"
         )
-    return f"{_columns(rows)}\n{len(shown)} points, {verdict}{more}"
+    note = ""
+    if not fitted.model.alpha:
+        note = (
+            "\nalpha comes out as 0: with messages of a few bytes among the points it would be measured;\n"
+            "without it latency counts for nothing, and a pipeline is best in single elements"
+        )
+    return f"{_columns(rows)}\n{len(shown)} points, {verdict}{more}{note}"
 
 
 def _spread(items: Sequence, most: int) -> Sequence:  # type: ignore[type-arg]
@@ -129,6 +135,8 @@ def _has_segments(question: Question, item: Mapping[str, Any]) -> bool:
 
 def _where(question: Question) -> str:
     """Who wins where."""
+    if question.size == 1:
+        return "one rank has nothing to send"
     found = question.crossings()
     first = found[0][1]
     if len(found) == 1:
