@@ -104,6 +104,15 @@ def loss_and_gradients(
     return -float(log_probability[right].sum()), gradients
 
 
+def descend(
+    parameters: Arrays, velocity: Arrays, gradients: Arrays, rate: float
+) -> None:
+    """One step of gradient descent with momentum, in place."""
+    for name, gradient in gradients.items():
+        velocity[name] = MOMENTUM * velocity[name] - rate * gradient
+        parameters[name] += velocity[name]
+
+
 # ---- training -----------------------------------------------------------------------------------
 
 
@@ -166,10 +175,7 @@ class Trainer:
         )
         # Small batches take small steps, or training is chaos, in which even rounding grows.
         rate = LEARNING_RATE * min(1, len(batch) / 256)
-        for name, gradient in averaged["gradients"].items():
-            velocity = MOMENTUM * self._velocity[name] - rate * gradient
-            self._velocity[name] = velocity
-            self.parameters[name] += velocity
+        descend(self.parameters, self._velocity, averaged["gradients"], rate)
         return float(averaged["loss"])
 
 
