@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from expected import CASES
-
 from launch import find_mpi, job_environment, run
 
 LAB = Path(__file__).parents[2] / "lab"
