@@ -19,7 +19,7 @@ MARGIN = 4 << 20  # bytes that an MPI and the allocator may move by
 
 
 def test_the_scratch_of_a_ring_is_one_segment(comm, ring):
-    scratch = ring._members[0].scratch
+    scratch = ring._session.members[0].scratch
     x = np.ones(100_003, "f4")
     longest = -(-x.nbytes // 4 // comm.size) * 4
     for _ in range(3):
@@ -43,10 +43,10 @@ def test_the_scratch_of_every_path_is_bounded(comm):
         with Ring(comm) as ring:
             ring.allreduce(np.ones(count, dtype), algorithm=algorithm)
             most = segments * (segment * itemsize + LINE)
-            assert ring._members[0].scratch.nbytes <= most, (dtype, algorithm)
+            assert ring._session.members[0].scratch.nbytes <= most, (dtype, algorithm)
         with Ring(comm) as ring:
             ring.allgather(np.ones(count, dtype), algorithm=algorithm)
-            assert ring._members[0].scratch.nbytes <= LINE
+            assert ring._session.members[0].scratch.nbytes <= LINE
 
 
 def resident() -> int:
