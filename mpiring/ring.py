@@ -1,31 +1,28 @@
 """Ring: the collectives that a user calls.
 
-Semantics only: names, defaults, deadlines, life and death.  What a collective does on one rank is in
-:mod:`mpiring.wire.collectives`; which segment goes where is in :mod:`mpiring.plan`.
+Names, defaults and what they mean.  How a ring is made and ends, and how a call becomes an operation, is in
+:mod:`mpiring.wire.session`; what a collective does on one rank in :mod:`mpiring.wire.collectives`; which
+segment goes where in :mod:`mpiring.plan`.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mpi4py import MPI
-
-from .errors import RingError, RingTimeout
+from .errors import RingError
 from .plan.schedules import Schedule
-from .wire import communicators, mpi, rooted
-from .wire.agree import Opening
-from .wire.calls import Call
+from .wire import mpi, rooted
 from .wire.collectives import Collectives
 from .wire.execute import Position
 from .wire.messages import Message
-from .wire.messages import exchange as exchange_messages
-from .wire.operations import Operations, Work, yield_core
-from .wire.transport import Program, Transport, together
+from .wire.session import Session
+from .wire.transport import Program, Transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 T = TypeVar("T")
 
@@ -65,42 +62,11 @@ class Ring:
         members: int = 1,
         message_bytes: int = 1 << 30,
     ) -> None:
-        parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
-        call = Call("Ring")
-        seconds: float | None = None
-        with call.local():
-            call.fields = (
-                ("check", str(check)),
-                ("members", str(members)),
-                ("message_bytes", str(message_bytes)),
-            )
-            seconds = _seconds(timeout)
-            if not isinstance(check, bool):
-                raise TypeError(f"check must be True or False, got {check!r}")
-            _check_range("members", members, mpi.MOST_MEMBERS)
-            _check_range("message_bytes", message_bytes, (1 << 31) - 1)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        lease = communicators.lease(
-            parent, lambda request, what: _wait(request, what, deadline)
-        )
-        self._timeout = seconds
-        self._operations = Operations(mpi.MPITransport(lease.comm), lease)
-        self._group: list[Message] | None = None
-        self._closed = False
-        # What the ranks mean by a ring is compared by one member each: they may differ in how many.
-        self._members = [_member(lease.comm, check is not False)]
-        self._start(
-            "Ring", [self._members[0].open(call, always=True)], Position(), seconds
-        )
-        self._members = [
-            _member(lease.comm, check, members, place, message_bytes)
-            for place in range(members)
-        ]
-        self.members = self._operations.members = members
-        self.rank: int = self._members[0].transport.rank
-        self.size: int = self._members[0].transport.size
-        if lease.comm.size > 1:
-            mpi.install_excepthook()
+        self._session = Session(comm, timeout, check, members, message_bytes)
+        self.members = len(self._session.members)
+        transport = self._session.members[0].transport
+        self.rank: int = transport.rank
+        self.size: int = transport.size
 
     # ---- collectives ------------------------------------------------------------------------------
 
@@ -142,7 +108,7 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.allreduce(x, op, out, order, algorithm, at)
 
-        return self._collective("allreduce", body, x, out, async_op, timeout)
+        return self._session.collective("allreduce", body, x, out, async_op, timeout)
 
     def reduce_scatter(
         self,
@@ -176,7 +142,9 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.reduce_scatter(x, op, out, order, algorithm, at)
 
-        return self._collective("reduce_scatter", body, x, out, async_op, timeout)
+        return self._session.collective(
+            "reduce_scatter", body, x, out, async_op, timeout
+        )
 
     def reduce(
         self,
@@ -209,7 +177,7 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return rooted.reduce(member, x, op, root, out, order, algorithm, at)
 
-        return self._collective("reduce", body, x, out, async_op, timeout)
+        return self._session.collective("reduce", body, x, out, async_op, timeout)
 
     def broadcast(
         self,
@@ -240,7 +208,7 @@ class Ring:
         def body(member: Collectives, x: Any, _: Any, at: Position) -> Program[Any]:
             return rooted.broadcast(member, x, root, algorithm, at)
 
-        return self._collective("broadcast", body, x, None, async_op, timeout)
+        return self._session.collective("broadcast", body, x, None, async_op, timeout)
 
     def run(
         self,
@@ -272,7 +240,7 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return rooted.run(member, schedule, x, op, out, at)
 
-        return self._collective("run", body, x, out, async_op, timeout)
+        return self._session.collective("run", body, x, out, async_op, timeout)
 
     def allgather(
         self,
@@ -302,7 +270,7 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.allgather(x, out, algorithm, at)
 
-        return self._collective("allgather", body, x, out, async_op, timeout)
+        return self._session.collective("allgather", body, x, out, async_op, timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every rank has called it.
@@ -314,8 +282,8 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[None]:
             return member.barrier(at)
 
-        nothing = None if len(self._members) == 1 else [None] * len(self._members)
-        self._collective("barrier", body, nothing, None, False, timeout)
+        nothing = None if self.members == 1 else [None] * self.members
+        self._session.collective("barrier", body, nothing, None, False, timeout)
 
     def exchange(self, name: str, text: str, failure: Exception | None = None) -> bool:
         """Whether every rank says the same: the opening exchange for a collective built on this ring.
@@ -331,11 +299,13 @@ class Ring:
         Raises:
             Exception: on every rank, the failure of the lowest rank that has one.
         """
-        position = Position()
-        if self._group is not None:
-            failure = failure or _in_group()
-        programs = [member.exchange(name, text, failure) for member in self._members]
-        same = self._start(name, programs, position, self._timeout)
+        session = self._session
+        try:
+            session.refuse_in_group()
+        except RingError as error:
+            failure = failure or error
+        programs = [member.exchange(name, text, failure) for member in session.members]
+        same = session.start(name, programs, Position(), session.timeout)
         return bool(same[0] if isinstance(same, list) else same)
 
     def perform(
@@ -354,16 +324,12 @@ class Ring:
             RingError: if this process has several members, or inside :meth:`group`.
             RingTimeout: the ring is broken afterwards.
         """
-        self._need_one_member(name)
-        if self._group is not None:
-            raise _in_group()
+        session = self._session
+        session.need_one_member(name)
+        session.refuse_in_group()
         position = Position(is_collective=False)
-        result: T = self._start(
-            name,
-            [program(self._members[0].transport, position)],
-            position,
-            self._timeout,
-        )
+        running = program(session.members[0].transport, position)
+        result: T = session.start(name, [running], position, session.timeout)
         return result
 
     # ---- point to point ---------------------------------------------------------------------------
@@ -385,7 +351,7 @@ class Ring:
             TypeError, ValueError: here alone, for a wrong argument.
             RingTimeout: the ring is broken afterwards.
         """
-        self._message(Message(True, x, dest, tag), timeout)
+        self._session.message(Message(True, x, dest, tag), timeout)
 
     def recv(
         self, out: Any, source: int, tag: int = 0, *, timeout: float | None = None
@@ -402,11 +368,10 @@ class Ring:
             ValueError: here alone, naming both, if the sender's dtype or count is another one.
             TypeError, RingTimeout: as for :meth:`send`.
         """
-        self._message(Message(False, out, source, tag), timeout)
+        self._session.message(Message(False, out, source, tag), timeout)
         return out
 
-    @contextmanager
-    def group(self, timeout: float | None = None) -> Iterator[None]:
+    def group(self, timeout: float | None = None) -> AbstractContextManager[None]:
         """Sends and receives inside are posted together when it ends, so that no order deadlocks.
 
         Nothing starts before; an exception inside drops them all.  Collectives inside raise.
@@ -414,39 +379,7 @@ class Ring:
         Args:
             timeout: seconds, for all of them.
         """
-        if self._group is not None:
-            raise RingError("group: groups do not nest; end the one that is open first")
-        self._group = []
-        try:
-            yield
-            messages = self._group
-        finally:
-            self._group = None
-        if messages:
-            self._exchange_messages("group", messages, timeout)
-
-    def _message(self, message: Message, timeout: float | None) -> None:
-        if self._group is not None:
-            self._group.append(message)
-        else:
-            self._exchange_messages(
-                "send" if message.is_send else "recv", [message], timeout
-            )
-
-    def _exchange_messages(
-        self, name: str, messages: list[Message], timeout: float | None
-    ) -> None:
-        self._need_one_member(name)
-        seconds = self._timeout if timeout is None else _seconds(timeout)
-        transport = self._members[0].transport
-        program = exchange_messages(transport, messages, is_group=name == "group")
-        self._start(name, [program], Position(is_collective=False), seconds)
-
-    def _need_one_member(self, name: str) -> None:
-        if self.members > 1:
-            raise RingError(
-                f"{name}: works on rings of one member a process, this one has {self.members}"
-            )
+        return self._session.group(timeout)
 
     # ---- life -------------------------------------------------------------------------------------
 
@@ -455,10 +388,7 @@ class Ring:
 
         Closing twice is fine.  Local on a broken ring, and where nothing asynchronous is left.
         """
-        if not self._closed:
-            self._operations.drain()
-            self._closed = True
-            self._operations.release()
+        self._session.close()
 
     def __enter__(self) -> Ring:
         return self
@@ -469,144 +399,9 @@ class Ring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-        elif not self._closed:  # the other ranks may be anywhere: no word to them
-            self._closed = True
-            self._operations.release()
+        # With an exception in flight the other ranks may be anywhere: no word to them.
+        self._session.close(drain=kind is None)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self._operations.broken and "broken"
+        state = self._session.state
         return f"<mpiring.Ring rank {self.rank} of {self.size}{', ' + state if state else ''}>"
-
-    # ---- the one way in ---------------------------------------------------------------------------
-
-    def _collective(
-        self,
-        name: str,
-        body: Body,
-        x: Any,
-        out: Any,
-        async_op: bool,
-        timeout: float | None,
-    ) -> Any:
-        """Start a collective on each member, with its part of ``x`` and ``out``."""
-        position = Position()
-        call = Call(name)
-        seconds = self._timeout
-        # A wrong timeout or list is for all ranks to hear of, like any other argument.
-        with call.local():
-            if self._group is not None:
-                raise _in_group()
-            seconds = self._timeout if timeout is None else _seconds(timeout)
-            count = len(self._members)
-            inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
-            programs = [
-                body(member, mine, place, position)
-                for member, mine, place in zip(self._members, inputs, outputs)
-            ]
-        if call.failure is not None:
-            programs = [member.open(call) for member in self._members]
-        return self._start(name, programs, position, seconds, async_op)
-
-    def _start(
-        self,
-        name: str,
-        programs: list[Program[Any]],
-        position: Position,
-        seconds: float | None,
-        async_op: bool = False,
-    ) -> Any:
-        if self._closed:
-            raise RingError(f"{name}: this ring is closed; make a new one")
-        program = programs[0] if len(programs) == 1 else together(programs)
-        operation = self._operations.start(name, program, position, seconds)
-        if async_op:
-            return Work(self._operations, operation)
-        try:
-            return self._operations.wait(operation)
-        finally:
-            operation.forget()
-
-
-Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
-
-
-def _member(
-    comm: MPI.Intracomm,
-    check: bool,
-    members: int = 1,
-    place: int = 0,
-    message_bytes: int = 1 << 30,
-) -> Collectives:
-    transport = mpi.MPITransport(comm, message_bytes, members, place)
-    opening = Opening(transport, mpi.TAG_OPEN)
-    library = mpi.library(transport) if members == 1 else None
-    return Collectives(transport, opening, mpi.TAG_STEP, check=check, library=library)
-
-
-def _per_member(what: str, given: Any, members: int) -> list[Any]:
-    """The members' arrays: the one given, or as many as there are members."""
-    if members == 1:
-        return [given]
-    if given is None and what == "out":
-        return [None] * members
-    if not isinstance(given, (list, tuple)) or len(given) != members:
-        shown = (
-            f"{len(given)} of them"
-            if isinstance(given, (list, tuple))
-            else type(given).__name__
-        )
-        raise ValueError(
-            f"{what} must be a list of {members} arrays, one for each member of this process, got {shown}"
-        )
-    return list(given)
-
-
-def _check_range(what: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{what} must be 1 to {most}, got {value!r}")
-
-
-def _in_group() -> RingError:
-    return RingError("a collective inside group(): only send and recv may stand there")
-
-
-def _intracomm(comm: Any) -> MPI.Intracomm:
-    if not isinstance(comm, MPI.Comm):
-        raise TypeError(
-            f"Ring: comm must be an mpi4py communicator, got {type(comm).__name__}"
-        )
-    if comm == MPI.COMM_NULL:
-        raise ValueError(
-            "Ring: comm is COMM_NULL: this rank is not in the communicator, so it makes no ring"
-        )
-    if comm.Is_inter():
-        raise ValueError(
-            "Ring: comm is an inter-communicator; a ring needs one group: use comm.Merge()"
-        )
-    assert isinstance(comm, MPI.Intracomm)
-    return comm
-
-
-def _seconds(timeout: Any) -> float | None:
-    if timeout is None:
-        return None
-    if (
-        isinstance(timeout, bool)
-        or not isinstance(timeout, (int, float))
-        or not timeout >= 0
-    ):
-        raise ValueError(
-            f"timeout must be seconds of 0 or more, or None, got {timeout!r}"
-        )
-    return None if math.isinf(timeout) else float(timeout)
-
-
-def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
-    while not request.Test():
-        if deadline is not None and time.monotonic() > deadline:
-            raise RingTimeout(
-                f"Ring: the deadline passed while {what}: not every rank makes a ring"
-            )
-        yield_core()

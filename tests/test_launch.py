@@ -88,9 +88,10 @@ def test_an_interrupted_test_leaves_no_rank(tmp_path):
     source = f"from launch import launch\ndef test(): launch(2, ['-c', {HANG!r}, {str(ranks)!r}])\n"
     (tmp_path / "test_waits.py").write_text(source)
     here = Path(__file__).parent
+    lab = here.parent / "lab"
     (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
     outer = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-c", os.devnull, "-o", f"pythonpath={here}"]
+        [sys.executable, "-m", "pytest", "-c", os.devnull, "-o", f"pythonpath={lab}"]
         + [f"--rootdir={tmp_path}", "-p", "no:cacheprovider", tmp_path],
         stdout=subprocess.DEVNULL,
     )

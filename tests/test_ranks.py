@@ -16,7 +16,7 @@ SIZES = [1, 2, pytest.param(3, marks=pytest.mark.smoke), 4, 5, 8]
 def run_ranks(
     size: int, where: Path, markexpr: str, *options: str, timeout: float = 60
 ) -> Completed:
-    command = ["-m", "pytest", where, "-m", markexpr, "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", str(where), "-m", markexpr, "-p", "no:cacheprovider"]
     return launch(size, [*command, "--color=no", *options], timeout=timeout)
 
 

@@ -23,7 +23,7 @@ from mpiring import __version__
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-COMMANDS = ("show", "verify", "doctor")
+COMMANDS = ("show", "verify", "model", "doctor")
 
 OK, BAD_NEWS, USAGE = 0, 1, 2
 
@@ -35,6 +35,8 @@ EPILOG = """\
 examples:
   mpiring show allreduce --ranks 4       the ring's table: who holds which sum after each step
   mpiring verify allreduce --ranks 64    its proof
+  mpiring model allreduce --ranks 64 --bytes 400M --alpha 5us --bandwidth 25GB/s
+                                         what each schedule costs, and which one wins where
   mpiring doctor                         which MPI is this, and what is wrong with it?
   mpirun -n 4 mpiring doctor             the same for a job: launcher, hosts, shared memory
 

@@ -15,20 +15,29 @@ from typing import Any
 from mpiring.cli import UsageError
 from mpiring.plan import (
     ALGORITHMS,
+    COLLECTIVES,
+    Model,
     Proof,
     Schedule,
+    algorithms,
     bus_factor,
+    closed_form,
+    price,
     ring_allgather,
     ring_allreduce,
     ring_reduce_scatter,
     schedule,
 )
 
+# The schedules that have a choice of ownership offset.
 RINGS: dict[str, Callable[[int, int], Schedule]] = {
     "allreduce": ring_allreduce,
     "reduce_scatter": ring_reduce_scatter,
     "allgather": ring_allgather,
 }
+ROOTED = ("broadcast", "reduce")
+
+OPTIONS = ("algorithm", "order", "offset", "root", "segments")
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +45,15 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="COLLECTIVE",
-        help=f"{', '.join(RINGS)}; or FILE.py:FUNCTION, a schedule of your own: FUNCTION(size)"
-        " returns it",
+        help=f"{', '.join(COLLECTIVES)}; or FILE.py:FUNCTION, a schedule of your own:"
+        " FUNCTION(size) returns it",
     )
     parser.add_argument(
         "--algorithm",
         choices=ALGORITHMS,
-        help="ring: one segment to the right neighbour at each step (the default);"
-        " direct: every segment straight to its home",
+        help="ring: to the right neighbour at each step (the default); direct: straight to where it"
+        " belongs; of a broadcast, naive: the whole buffer along the ring, or pipelined: in segments"
+        " (its default)",
     )
     parser.add_argument(
         "--order",
@@ -57,6 +67,18 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         choices=(0, 1),
         help="rank r ends the reduce-scatter with segment r + offset: 0 is ours (the default), 1"
         " the lecture's; ring only",
+    )
+    parser.add_argument(
+        "--root",
+        type=int,
+        metavar="R",
+        help="of a broadcast or reduce (default: 0)",
+    )
+    parser.add_argument(
+        "--segments",
+        type=int,
+        metavar="S",
+        help="pieces of a broadcast or reduce (default: 1; 8 if pipelined)",
     )
 
 
@@ -90,27 +112,79 @@ def make_schedule(args: argparse.Namespace, size: int) -> Schedule:
     Raises:
         UsageError: for a name that does not exist, or options that do not go together.
     """
+    given = [name for name in OPTIONS if getattr(args, name) is not None]
     if ":" in args.what:
-        if (args.algorithm, args.order, args.offset) != (None, None, None):
+        if given:
             raise UsageError(
-                f"{args.what} is what it is: leave out --algorithm, --order, --offset"
+                f"{args.what} is what it is: leave out "
+                + ", ".join(f"--{name}" for name in OPTIONS)
             )
         return own_schedule(args.what, size)
-    algorithm, order = args.algorithm or "ring", args.order or "ring"
-    if args.what not in RINGS:
-        known = ", ".join(RINGS)
+    if args.what not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
         raise UsageError(
             f"unknown collective {args.what!r}; known: {known}; or FILE.py:FUNCTION"
         )
-    if algorithm == "ring" and order == "rank":
+    known_here, algorithm = algorithms(args.what), algorithm_of(args)
+    if algorithm not in known_here:
+        raise UsageError(
+            f"--algorithm {algorithm}: {args.what} has {', '.join(known_here)}"
+        )
+    _check_options(args, algorithm, size)
+    if args.what in RINGS and algorithm == "ring":
+        return RINGS[args.what](size, args.offset or 0)
+    return schedule(
+        args.what,
+        size,
+        algorithm=algorithm,
+        order=args.order or "ring",
+        root=args.root,
+        segments=args.segments or 0,
+    )
+
+
+def algorithm_of(args: argparse.Namespace) -> str:
+    """The algorithm that the command line means for a collective of the catalog."""
+    default = "pipelined" if args.what == "broadcast" else "ring"
+    return str(args.algorithm or default)
+
+
+def steps_of(args: argparse.Namespace, made: Schedule) -> int:
+    """Exchanges one after the other until the last rank is done: those of a chain's ranks overlap in part.
+
+    A formula knows it for the catalog's schedules; one of the user's own is priced, an exchange for 1.
+    """
+    if ":" in args.what:
+        return int(price(made, model=Model(alpha=1, beta=0)).seconds)
+    return closed_form(
+        args.what, algorithm_of(args), made.size, 0, segments=made.segments
+    ).exchanges
+
+
+def _check_options(args: argparse.Namespace, algorithm: str, size: int) -> None:
+    """Refuse options that the schedule has no use for, and numbers that make no sense."""
+    if algorithm == "ring" and args.order == "rank":
         raise UsageError(
             "--order rank needs --algorithm direct: a ring adds in ring order"
         )
-    if algorithm != "ring" and args.offset is not None:
-        raise UsageError(f"--offset is the ring's: {algorithm} has no such choice")
-    if algorithm == "ring":
-        return RINGS[args.what](size, args.offset or 0)
-    return schedule(args.what, size, algorithm=algorithm, order=order)
+    if args.offset is not None and (args.what not in RINGS or algorithm != "ring"):
+        raise UsageError(
+            f"--offset is the ring's: {algorithm} {args.what} has no such choice"
+        )
+    if args.what not in ROOTED:
+        for name in ("root", "segments"):
+            if getattr(args, name) is not None:
+                raise UsageError(
+                    f"--{name} is for {' and '.join(ROOTED)}: {args.what} has no such choice"
+                )
+    if args.root is not None and not 0 <= args.root < size:
+        raise UsageError(f"--root {args.root}: expected 0 to {size - 1}")
+    if args.segments is not None and args.segments < 1:
+        raise UsageError(f"--segments {args.segments}: expected 1 or more")
+    if algorithm == "naive" and args.segments not in (None, 1):
+        raise UsageError(
+            "--segments: a naive broadcast has one; try --algorithm pipelined"
+        )
 
 
 def own_schedule(what: str, size: int) -> Schedule:

@@ -17,6 +17,7 @@ from mpiring.cli.plans import (
     as_ranks,
     make_schedule,
     order_text,
+    steps_of,
     traffic_text,
 )
 from mpiring.plan import Proof, ScheduleError, svg, table, verify
@@ -32,6 +33,8 @@ examples:
   mpiring show allreduce --ranks 4 --offset 1           as the lecture's slides and C code have it
   mpiring show reduce_scatter --ranks 3 --algorithm direct --order rank
   mpiring show allreduce --ranks 4 --svg ring.svg       the picture as well
+  mpiring show broadcast --ranks 4 --segments 4         the pipeline, four pieces in a row
+  mpiring show reduce --ranks 4 --root 2 --algorithm direct
   mpiring show my_ring.py:make --ranks 4                one of your own: make(4) returns it
 
 Rank 0 starts with a0 a1 a2 ..., rank 1 with b0 b1 b2 ...; a sum is written in the order in which
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         return BAD_NEWS
     except ValueError as error:
         raise UsageError(str(error)) from error
-    print(f"{page}\n\n{summary(proof)}")
+    print(f"{page}\n\n{summary(proof, steps_of(args, schedule))}")
     if args.svg:
         try:
             args.svg.write_text(picture, encoding="utf-8")
@@ -80,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def summary(proof: Proof) -> str:
+def summary(proof: Proof, steps: int) -> str:
     """Steps, bytes and order of combination, a line for each."""
-    steps = max(proof.exchanges)
     lines = [f"steps: {steps}", f"bytes: {traffic_text(proof)}"]
     order = order_text(proof)
     return "\n".join([*lines, f"order: {order}"] if order else lines)

@@ -20,6 +20,7 @@ from mpiring.cli.plans import (
     as_ranks,
     make_schedule,
     order_text,
+    steps_of,
     traffic_text,
 )
 from mpiring.plan import Proof, Schedule, ScheduleError, Step, verify
@@ -35,6 +36,8 @@ examples:
   mpiring verify allreduce --ranks 2-32                     every number of ranks from 2 to 32
   mpiring verify allreduce --ranks 5 --count 12             bytes for 12 elements, unevenly cut
   mpiring verify reduce_scatter --ranks 8 --algorithm direct --order rank
+  mpiring verify broadcast --ranks 2-32 --root 1 --segments 16
+  mpiring verify reduce --ranks 64 --algorithm direct
   mpiring verify my_ring.py:make --ranks 2-8                your own: make(size) returns a Schedule
 
 Exit code 1 with the step, rank and segment at fault if the schedule is refused.
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.count is not None and args.count < 0:
         raise UsageError(f"--count {args.count}: expected 0 or more elements")
     started = time.perf_counter()
-    proof = None
+    proof, schedule = None, None
     for size in args.ranks:
         schedule = make_schedule(args, size)
         begun = time.perf_counter()
@@ -99,15 +102,16 @@ def run(args: argparse.Namespace) -> int:
             return BAD_NEWS
         if len(args.ranks) > 1:
             seconds = time.perf_counter() - begun
-            steps, word = max(proof.exchanges), "rank, " if size == 1 else "ranks,"
-            head = f"{size:5} {word} {steps:5} steps"
+            word = "rank, " if size == 1 else "ranks,"
+            head = f"{size:5} {word} {steps_of(args, schedule):5} steps"
             print(f"{head}: {traffic_text(proof)}; {seconds:.2f} s")
-    assert proof is not None  # a range of ranks is never empty
-    print(statement(proof, args.ranks, time.perf_counter() - started))
+    assert proof is not None and schedule is not None  # a range is never empty
+    seconds = time.perf_counter() - started
+    print(statement(proof, args.ranks, steps_of(args, schedule), seconds))
     return OK
 
 
-def statement(proof: Proof, ranks: range, seconds: float) -> str:
+def statement(proof: Proof, ranks: range, steps: int, seconds: float) -> str:
     """What has been proven, in words."""
     schedule = proof.schedule
     sizes = (
@@ -124,14 +128,17 @@ def statement(proof: Proof, ranks: range, seconds: float) -> str:
     ]
     if len(ranks) > 1 and order:
         order = ORDERS[schedule.order]
+        if schedule.order == "ring" and schedule.root is not None:
+            order = "around the ring, the root last: x[root+1] op ... op x[root]"
     if order:
         lines.append(f"  order        {order}")
+    if order and schedule.root is None:
         lines.append("               the same on every rank, so that bits agree")
     lines.append(
         "  no deadlock  in any order of progress, even when every send waits for its receive"
     )
     if len(ranks) == 1:
-        lines.append(f"  steps        {max(proof.exchanges)}")
+        lines.append(f"  steps        {steps}")
         lines.append(f"  bytes        {traffic_text(proof)}")
     return "\n".join(lines)
 

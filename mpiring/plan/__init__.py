@@ -8,20 +8,13 @@ Standard library only.
 """
 
 from ..errors import DeadlockError, ScheduleError
+from .bounds import Bound, algbw, bus_factor, busbw, lower_bound
 from .catalog import ALGORITHMS, algorithms, schedule
-from .cost import (
-    Bound,
-    ClosedForm,
-    Model,
-    Price,
-    algbw,
-    bus_factor,
-    busbw,
-    closed_form,
-    lower_bound,
-    price,
-)
+from .choice import Choice, best_segments, choices, crossings, winner
+from .cost import Model, Price, price
 from .draw import svg, table
+from .fit import Fit, fit
+from .formulas import ClosedForm, closed_form, server_form
 from .frames import Frame, Message, frames
 from .rooted import chain_broadcast, chain_reduce, star_broadcast, star_reduce
 from .schedules import (
@@ -48,8 +41,10 @@ __all__ = [
     "Action",
     "Bound",
     "COLLECTIVES",
+    "Choice",
     "ClosedForm",
     "DeadlockError",
+    "Fit",
     "Form",
     "Frame",
     "Message",
@@ -65,14 +60,18 @@ __all__ = [
     "Step",
     "algbw",
     "algorithms",
+    "best_segments",
     "bus_factor",
     "busbw",
     "chain_broadcast",
     "chain_reduce",
+    "choices",
     "closed_form",
+    "crossings",
     "direct_allgather",
     "direct_allreduce",
     "direct_reduce_scatter",
+    "fit",
     "frames",
     "from_steps",
     "lower_bound",
@@ -81,9 +80,11 @@ __all__ = [
     "ring_allreduce",
     "ring_reduce_scatter",
     "schedule",
+    "server_form",
     "star_broadcast",
     "star_reduce",
     "svg",
     "table",
     "verify",
+    "winner",
 ]

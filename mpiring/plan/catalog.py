@@ -64,10 +64,9 @@ def schedule(
         ValueError: for a name that does not exist, listing those that do; and for order ``"rank"`` with a
             ring, whose partial sums travel in ring order.
     """
-    _known("collective", collective, COLLECTIVES)
     if algorithm is None:
         algorithm = "pipelined" if collective == "broadcast" else "ring"
-    _known(f"{collective} algorithm", algorithm, algorithms(collective))
+    check_algorithm(collective, algorithm)
     _known("order", order, ("ring", "rank"))
     make = _CATALOG[collective, algorithm]
     if collective in ("broadcast", "reduce"):
@@ -85,6 +84,16 @@ def schedule(
                 "a ring adds in ring order; use algorithm='auto' or 'direct'"
             )
     return make(size)
+
+
+def check_algorithm(collective: str, algorithm: str) -> None:
+    """Refuse a name that does not exist.
+
+    Raises:
+        ValueError: listing those that do.
+    """
+    _known("collective", collective, COLLECTIVES)
+    _known(f"{collective} algorithm", algorithm, algorithms(collective))
 
 
 def _known(what: str, value: str, known: tuple[str, ...]) -> None:

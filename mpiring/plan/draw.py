@@ -154,7 +154,10 @@ def _legend(lines: Sequence[str]) -> list[str]:
 
 # ---- SVG ------------------------------------------------------------------------------------------
 
+LEGEND = "colour: number of contributions; green, *: result; framed: changed"
+
 _CHARACTER = 7  # pixels of a monospaced character at 11 px
+_TITLE_CHARACTER = 10  # at 15 px, bold
 _ROW = 22  # pixels
 _NODE = 12  # radius of a rank in the ring, pixels
 _BEND = 0.16  # of an arrow, as a part of its length
@@ -221,7 +224,10 @@ def svg(schedule: Schedule) -> str:
     panel = _Panel(schedule, int(max(3, longest) * _CHARACTER + 12))
     across = 1 if len(shown) < 3 else 2
     down = -(-len(shown) // across)
-    width, height = across * panel.width + 20, down * panel.height + 70
+    title = _title(schedule)
+    words = max(len(title) * _TITLE_CHARACTER, len(LEGEND) * _CHARACTER) + 40
+    width = max(across * panel.width + 20, words)
+    height = down * panel.height + 70
     counts = {
         value[0].bit_count()
         for frame in shown
@@ -232,7 +238,7 @@ def svg(schedule: Schedule) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img">',
-        f"<title>{escape(_title(schedule))}</title>",
+        f"<title>{escape(title)}</title>",
         "<style>",
         _STYLE.strip(),
         *(
@@ -241,7 +247,7 @@ def svg(schedule: Schedule) -> str:
         ),
         "</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
-        f'<text class="title" x="20" y="30">{escape(_title(schedule))}</text>',
+        f'<text class="title" x="20" y="30">{escape(title)}</text>',
     ]
     for number, frame in enumerate(shown):
         before = shown[max(0, number - 1)]
@@ -249,8 +255,7 @@ def svg(schedule: Schedule) -> str:
         parts.append(f'<g transform="translate({x} {y})">')
         parts += panel.draw(frame, before, names[number])
         parts.append("</g>")
-    legend = "colour: number of contributions; green, *: result; framed: changed"
-    parts.append(f'<text x="20" y="{height - 8}">{legend}</text>')
+    parts.append(f'<text x="20" y="{height - 8}">{LEGEND}</text>')
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
@@ -340,7 +345,10 @@ class _Panel:
             for segment, value in enumerate(row):
                 x = self.table + segment * self.cell
                 box = f"M{x} {y}h{self.cell}v{_ROW}h-{self.cell}z"
-                shapes.setdefault(_kind(value), []).append(box)
+                # Inside its place, since two dashed lines on each other look like none.
+                empty = f"M{x + 2} {y + 2}h{self.cell - 4}v{_ROW - 4}h{4 - self.cell}z"
+                kind = _kind(value)
+                shapes.setdefault(kind, []).append(empty if kind == _EMPTY else box)
                 if value != before.cells[rank][segment]:
                     shapes.setdefault(_CHANGED, []).append(box)
                 if value is not None:

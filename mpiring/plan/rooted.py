@@ -36,9 +36,8 @@ def chain_broadcast(size: int, root: int = 0, segments: int = 1) -> Schedule:
     def steps(rank: int) -> Iterator[Step]:
         left, right = neighbours(rank, size)
         place = (rank - root) % size
-        behind = (
-            1 if place else 0
-        )  # turns between receiving a segment and passing it on
+        # Turns between receiving a segment and passing it on.
+        behind = 1 if 0 < place < size - 1 else 0
         for i in range(segments + behind):
             yield Step(
                 (

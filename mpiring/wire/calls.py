@@ -39,14 +39,20 @@ class Call:
         text = f"{name}\0{self.name}: rank {rank}: {str(self.failure) or kind}"
         return shortened(text, FAILURE_BYTES)
 
-    def error(self, summary: Summary, rank: int) -> Exception | None:
-        """What every rank raises after the exchange: the lowest rank's failure, or None."""
-        if summary.failure is None:
-            return None
+    def take_failure(self) -> Exception:
+        """This rank's failure, for raising it; it is not held here any more."""
+        assert self.failure is not None
+        failure, self.failure = self.failure, None
+        return failure
+
+    def error(self, summary: Summary, rank: int) -> Exception:
+        """What every rank raises after the exchange: the failure of the lowest rank that has one."""
+        assert summary.failure is not None
         name, _, message = summary.failure[1].decode(errors="replace").partition("\0")
         error = _RAISED[name](message)
         if summary.failure[0] == rank:
-            error.__cause__ = self.failure
+            error.__cause__ = self.take_failure()
+        self.failure = None
         return error
 
 

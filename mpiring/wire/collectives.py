@@ -40,6 +40,9 @@ DIRECT_BYTES = 64 << 10
 CHUNK_BYTES = 32 << 10
 _MOST_CHUNKS = 1024
 
+# Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
+_SURE_BYTES = 1 << 20
+
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
 
@@ -164,35 +167,33 @@ class Collectives:
                     f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
                     f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
                 )
-        position.phase = "taking memory for the result"
         width = source.array.size // length if length else _product(trailing)
-        target = output(source, out, (total, *trailing))
-        flat_out = target.flat
-        segments = Segments.of_lengths([n * width for n in lengths])
-        mine = flat_out[segments[rank].slice]
-        flat = source.kind.flat(source.array)
-        if not source.kind.same_memory(flat, mine):
-            mine[...] = (
-                source.kind.copied(flat) if source.kind.overlaps(flat, mine) else flat
-            )
-        if algorithm == "mpi":
-            position.phase = "the MPI's allgather"
+        itemsize = source.kind.itemsize(source.dtype)
+        path: RankProgram | None = None
+        with call.local():
+            target = output(source, out, (total, *trailing))
+            segments = Segments.of_lengths([n * width for n in lengths])
+            mine = target.flat[segments[rank].slice]
+            flat = source.kind.flat(source.array)
+            if not source.kind.same_memory(flat, mine):
+                overlaps = source.kind.overlaps(flat, mine)
+                mine[...] = source.kind.copied(flat) if overlaps else flat
+
+            def everywhere(segment: int) -> Array:
+                return target.flat[segments[segment].slice]
+
+            if algorithm != "mpi":
+                name = "ring" if algorithm == "auto" else algorithm
+                path = program_of("allgather", size, rank, name, "ring", False)
+            memory = self.memory(path, source, segments, None, everywhere, "max")
+        yield from self.settle(call, total * width * itemsize, position)
+        if memory is None:
             assert self.library is not None
-            counts = [segment.length * mine.dtype.itemsize for segment in segments]
-            yield from self.library["allgather"](source.kind.message(flat_out), counts)
+            position.phase = "the MPI's allgather"
+            counts = [segment.length * itemsize for segment in segments]
+            whole = source.kind.message(target.flat)
+            yield from self.library["allgather"](whole, counts)
         else:
-            name = "ring" if algorithm == "auto" else algorithm
-            path = program_of("allgather", size, rank, name, "ring", False)
-            memory = Memory(
-                source.kind,
-                path,
-                segments,
-                None,
-                lambda segment: flat_out[segments[segment].slice],
-                "max",
-                source.dtype,
-                self.scratch,
-            )
             yield from execute(memory, self.transport, self.tag, position)
         return target.done()
 
@@ -227,17 +228,29 @@ class Collectives:
         """
         if not (self._check or always):
             if call.failure is not None:
-                raise call.failure
+                raise call.take_failure()
             return []
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
-        error = call.error(summary, self.transport.rank)
-        if error is not None:
-            raise error
+        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
+        if summary.failure is not None:
+            raise call.error(summary, self.transport.rank)
         if summary.other is not None:
             raise difference(summary)
         return payloads
+
+    def settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
+        """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
+
+        If that is a lot, the ranks agree once more, so that all of them raise.  Else a rank that fails, which
+        can hardly be, breaks its ring.
+        """
+        if nbytes > _SURE_BYTES:
+            yield from self.open(call, always=True)
+        elif call.failure is not None:
+            position.phase = "taking memory for the result"
+            raise call.take_failure()
 
     # ---- their common parts -----------------------------------------------------------------------
 
@@ -279,7 +292,7 @@ class Collectives:
         path: RankProgram | None,
         source: Operand,
         segments: Segments,
-        flat: Array,
+        flat: Array | None,
         result: Callable[[int], Array | None],
         op: str,
     ) -> Memory | None:
@@ -321,6 +334,9 @@ class Collectives:
                 total[...] = flat
             yield from self.library[name](total, op, wide)
         else:
+            # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
+            if total.size == 0 or kind.overlaps(flat, total):
+                total = kind.empty(flat_out.size, wide)
             counts = [segment.length for segment in segments]
             yield from self.library[name](flat, op, total, wide, counts)
         kind.finish(op, self.transport.size, total, flat_out)

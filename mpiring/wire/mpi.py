@@ -12,6 +12,7 @@ Tags 0 to 16383 are the user's, for ``send`` and ``recv``; ours lie above.  MPI 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -159,6 +160,8 @@ def _finished(request: MPI.Request) -> Program[None]:
 
 
 _previous_hook: Any = None
+# When a rank aborts, MPICH's launcher drops what it has not read yet of its output.
+_LAST_WORDS_SECONDS = 0.2
 
 
 def install_excepthook() -> None:
@@ -179,4 +182,5 @@ def _abort_after_report(
     sys.stdout.flush()
     sys.stderr.flush()
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        time.sleep(_LAST_WORDS_SECONDS)
         MPI.COMM_WORLD.Abort(1)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 GRACE_SECONDS = (
     1.0  # for the answers of ranks that wait too: they poll for questions all the time
 )
-_SPINS = 200  # tests before a waiting rank yields its core
+_SPINS = 20  # tests before a waiting rank yields its core at each further one
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
 

@@ -18,11 +18,15 @@ from mpiring.plan import (
     Receive,
     Send,
     Step,
+    chain_broadcast,
+    chain_reduce,
     direct_allreduce,
     from_steps,
     ring_allgather,
     ring_allreduce,
     ring_reduce_scatter,
+    star_broadcast,
+    star_reduce,
     table,
     verify,
 )
@@ -132,6 +136,53 @@ def test_show(words, schedule, summary, capsys):
     assert said(capsys, "show", *words) == f"{table(schedule)}\n\n{summary}"
 
 
+@pytest.mark.parametrize(
+    "words, schedule, summary",
+    [
+        (
+            ["broadcast", "--segments", "3", "--root", "1"],
+            chain_broadcast(4, 1, 3),
+            "steps: 5\n"
+            "bytes: the busiest rank sends and receives 1 N bytes, the least possible\n",
+        ),
+        (
+            ["broadcast", "--ranks", "3"],
+            chain_broadcast(3, 0, 8),
+            "steps: 9\n"
+            "bytes: the busiest rank sends and receives 1 N bytes, the least possible\n",
+        ),
+        (
+            ["broadcast", "--algorithm", "naive"],
+            chain_broadcast(4),
+            "steps: 3\n"
+            "bytes: the busiest rank sends and receives 1 N bytes, the least possible\n",
+        ),
+        (
+            ["broadcast", "--algorithm", "direct", "--root", "2"],
+            star_broadcast(4, 2),
+            "steps: 1\n"
+            "bytes: the busiest rank sends 3 N bytes and receives 1 N; the least possible is 1 N\n",
+        ),
+        (
+            ["reduce", "--ranks", "3", "--segments", "2", "--root", "1"],
+            chain_reduce(3, 1, 2),
+            "steps: 3\n"
+            "bytes: the busiest rank sends and receives 1 N bytes, the least possible\n"
+            "order: every segment: (x2 op x0) op x1\n",
+        ),
+        (
+            ["reduce", "--algorithm", "direct", "--order", "rank", "--root", "2"],
+            star_reduce(4, 2, 1, "rank"),
+            "steps: 1\n"
+            "bytes: the busiest rank sends 1 N bytes and receives 3 N; the least possible is 1 N\n"
+            "order: segment 0: ((x0 op x1) op x2) op x3\n",
+        ),
+    ],
+)
+def test_show_with_a_root(words, schedule, summary, capsys):
+    assert said(capsys, "show", *words) == f"{table(schedule)}\n\n{summary}"
+
+
 def test_show_the_lectures_table(capsys):
     """Offset 1, four ranks: after three steps rank 3 holds the whole sum of segment 0."""
     page = said(capsys, "show", "reduce_scatter", "--offset", "1")
@@ -217,6 +268,29 @@ def test_verify_counts_the_bytes_of_uneven_segments(count, moved, capsys):
     assert out.endswith(f"  bytes        {moved}\n")
 
 
+def test_verify_with_a_root(capsys):
+    out = said(capsys, "verify", "reduce", "--ranks", "5", "--root", "3")
+    assert out.splitlines()[1:] == [
+        "  complete     the root ends with the result of every segment, each contribution in it exactly once",
+        "  order        segment 0: (((x4 op x0) op x1) op x2) op x3",
+        "  no deadlock  in any order of progress, even when every send waits for its receive",
+        "  steps        4",
+        "  bytes        the busiest rank sends and receives 1 N bytes, the least possible",
+    ]
+
+
+def test_verify_a_range_with_a_root(capsys):
+    words = ["--ranks", "2-9", "--root", "1", "--segments", "16"]
+    lines = said(capsys, "verify", "reduce", *words).splitlines()
+    steps = [line.split(",")[1].split(":")[0].strip() for line in lines[:8]]
+    assert steps == [f"{size + 14} steps" for size in range(2, 10)]
+    assert lines[8].startswith("chain reduce, 2 to 9 ranks: proven in ")
+    assert lines[10].endswith("the root last: x[root+1] op ... op x[root]")
+    assert len(lines) == 12
+    lines = said(capsys, "verify", "broadcast", *words).splitlines()
+    assert lines[9].endswith("every rank ends with every segment of the root")
+
+
 @pytest.mark.parametrize("command", ["show", "verify"])
 def test_a_schedule_that_is_refused_is_bad_news(command, chain, capsys):
     assert main([command, f"{chain}:forgetful", "--ranks", "3"]) == 1
@@ -238,7 +312,7 @@ def test_a_range_stops_at_the_first_refused(chain, capsys):
     [
         (
             ["bcast"],
-            "unknown collective 'bcast'; known: allreduce, reduce_scatter, allgather; or",
+            "unknown collective 'bcast'; known: allreduce, reduce_scatter, allgather, broadcast,",
         ),
         (
             ["allreduce", "--ranks", "0"],
@@ -263,6 +337,31 @@ def test_a_range_stops_at_the_first_refused(chain, capsys):
             "argument --algorithm: invalid choice: 'tree'",
         ),
         (["allreduce", "--offset", "2"], "argument --offset: invalid choice: 2"),
+        (["reduce", "--offset", "1"], "--offset is the ring's: ring reduce has no"),
+        (
+            ["broadcast", "--algorithm", "ring"],
+            "--algorithm ring: broadcast has naive, pipelined, direct",
+        ),
+        (["reduce", "--order", "rank"], "--order rank needs --algorithm direct"),
+        (
+            ["allreduce", "--root", "0"],
+            "--root is for broadcast and reduce: allreduce has no such choice",
+        ),
+        (
+            ["allgather", "--segments", "2"],
+            "--segments is for broadcast and reduce: allgather has no such choice",
+        ),
+        (["reduce", "--root", "4"], "--root 4: expected 0 to 3"),
+        (["broadcast", "--root", "-1"], "--root -1: expected 0 to 3"),
+        (["broadcast", "--segments", "0"], "--segments 0: expected 1 or more"),
+        (
+            ["broadcast", "--algorithm", "naive", "--segments", "2"],
+            "--segments: a naive broadcast has one; try --algorithm pipelined",
+        ),
+        (
+            ["{chain}:make", "--root", "0"],
+            "{chain}:make is what it is: leave out --algorithm, --order, --offset, --root, --segments",
+        ),
         (["{chain}:none"], "{chain} has no function 'none'"),
         (["/nonexistent.py:f"], "/nonexistent.py:f: FileNotFoundError: "),
         (

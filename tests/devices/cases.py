@@ -1,18 +1,20 @@
 """Cases of collectives on one kind of array, host or device, written once for every way to run them.
 
-A case is a generator ``case(ring, xp)`` for one rank: ``ring`` has ``rank``, ``size`` and the collectives, each a
-program to ``yield from``; ``xp`` makes arrays (``xp.asarray``) and gives them back (``xp.asnumpy``).  The first
-letters are the numbers of the cases that people ran into.
+A case is a generator ``case(ring, xp)`` for one rank: ``ring`` has ``rank``, ``size``, ``repeats`` (how often to try
+what has to repeat) and the collectives, each a program to ``yield from``; ``xp`` makes arrays (``xp.asarray``) and
+gives them back (``xp.asnumpy``).  A name begins with the number of the case that people ran into.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from wire import reference
 from wire.reference import same_bits
 
-CASES = {}
+CASES: dict[str, Any] = {}  # name -> (case, the numbers of ranks it is for)
 
 
 def case(*sizes):
@@ -156,7 +158,7 @@ def b17_same_bits(ring, xp):
     for order in ("ring", "rank"):
         want = reference.reduced_flat("sum", values, order)
         average = reference.reduced_flat("avg", values, order)
-        for _ in range(20):
+        for _ in range(ring.repeats):
             result = yield from ring.allreduce(xp.asarray(x), order=order)
             check(xp, result, want)
             result = yield from ring.allreduce(xp.asarray(x), "avg", order=order)

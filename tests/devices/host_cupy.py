@@ -18,6 +18,7 @@ import sys
 import types
 from collections import namedtuple
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -240,7 +241,7 @@ def reach(buffer):
 
 def install(monkeypatch):
     """Be ``cupy`` for one test, with an empty stream; returns the module."""
-    module = types.ModuleType("cupy")
+    module: Any = types.ModuleType("cupy")
     for thing in (ndarray, empty, asarray, asnumpy, may_share_memory):
         setattr(module, thing.__name__, thing)
     for function in (add, multiply, minimum, maximum, divide):

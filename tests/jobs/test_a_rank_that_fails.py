@@ -52,10 +52,10 @@ def test_b12_inside_with():
 import mpiring
 with mpiring.Ring() as ring:
     ring.allreduce(1)
+    work = ring.allreduce(8, async_op=True)
     if ring.rank == 1:
-        ring.allreduce(8, async_op=True)
         raise ValueError("boom-18")
-    ring.allreduce(2)
+    ring.barrier()
     print("went on")
 """
     for module in (True, False):

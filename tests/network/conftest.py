@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from network.hosts import Hosts
+
+from hosts import Hosts
 
 
 @pytest.fixture(scope="module")

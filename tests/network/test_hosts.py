@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from network.hosts import Hosts, namespaces, processes, remove_stale
 
+from hosts import Hosts, namespaces, processes, remove_stale
 from launch import is_alive, wait_until
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
+LAB = TESTS.parent / "lab"
 
 # Each rank: its host, and the other ends of its established connections (state 01 in /proc).
 WHERE = """
@@ -41,7 +42,7 @@ MPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE)
 
 # A pytest of its own, which builds hosts, hangs on them, and is stopped from outside.
 WAITS = """
-from network.hosts import Hosts
+from hosts import Hosts
 def test_waits():
     with Hosts(2, rate="100mbit") as hosts:
         hosts.launch(2, ["-c", {program!r}, {ranks!r}], timeout=60)
@@ -120,7 +121,7 @@ class _waiting:
             "-c",
             os.devnull,
             "-o",
-            f"pythonpath={TESTS}",
+            f"pythonpath={LAB}",
             "-p",
             "no:cacheprovider",
         ]

@@ -56,7 +56,7 @@ def test_formulas_are_the_evaluated_schedules(
         collective, algorithm, size, count, itemsize, model, partial_itemsize=partial
     )
     assert found.exchanges == (formula.exchanges,) * size
-    assert found.sent_bytes == formula.sent_bytes
+    assert max(found.sent_bytes) == formula.sent_bytes
     assert found.seconds == formula.seconds
 
 
@@ -215,9 +215,12 @@ def test_bandwidths_as_nccl_tests_has_them():
         ),
         (
             lambda: closed_form("broadcast", "ring", 4, 1),
-            "'ring' 'broadcast'; there are formulas for ring and direct",
+            "unknown broadcast algorithm 'ring'; known: naive, pipelined, direct",
         ),
-        (lambda: closed_form("allreduce", "tree", 4, 1), "'tree' 'allreduce'"),
+        (
+            lambda: closed_form("allreduce", "tree", 4, 1),
+            "unknown allreduce algorithm 'tree'; known: ring, direct",
+        ),
     ],
 )
 def test_refused(make, words):

@@ -241,7 +241,7 @@ def test_the_lectures_offset():
         ),
         (
             lambda: schedule("allreduce", 2, algorithm="tree"),
-            "unknown algorithm 'tree'; known: ring, direct",
+            "unknown allreduce algorithm 'tree'; known: ring, direct",
         ),
         (
             lambda: schedule("allreduce", 2, order="any"),
@@ -252,8 +252,8 @@ def test_the_lectures_offset():
             "'ring' cannot combine with order='rank'.*'direct'",
         ),
         (
-            lambda: schedule("broadcast", 2),
-            "there is no ring broadcast; ring has: allreduce",
+            lambda: schedule("broadcast", 2, algorithm="ring"),
+            "unknown broadcast algorithm 'ring'; known: naive, pipelined, direct",
         ),
     ],
 )

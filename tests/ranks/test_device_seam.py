@@ -5,6 +5,8 @@ The device is host memory (tests/devices/host_cupy.py), so every MPI can reach i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -31,6 +33,8 @@ def ring(comm):
 
 class Programs:
     """A ring whose calls are programs to ``yield from``, as the cases want them."""
+
+    repeats = 20
 
     def __init__(self, ring):
         self._ring = ring
@@ -97,7 +101,14 @@ def test_one_rank_on_the_host_another_on_the_device(cupy, ring):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("bucket_bytes", [8, 1 << 20, None])
 def test_b16_mixed_bucket(cupy, ring, bucket_bytes):
-    shapes = [("f4", 3), ("f2", 5), ("f8", 1), ("f4", 0), ("f2", ()), ("c8", 2)]
+    shapes: list[tuple[str, Any]] = [
+        ("f4", 3),
+        ("f2", 5),
+        ("f8", 1),
+        ("f4", 0),
+        ("f2", ()),
+        ("c8", 2),
+    ]
     grads = [
         cupy.asarray(np.full(shape, ring.rank + 1, dtype)) for dtype, shape in shapes
     ]

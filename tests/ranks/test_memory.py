@@ -7,6 +7,7 @@ import mmap
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ MARGIN = 4 << 20  # bytes that an MPI and the allocator may move by
 
 
 def test_the_scratch_of_a_ring_is_one_segment(comm, ring):
-    scratch = ring._collectives.scratch
+    scratch = ring._session.members[0].scratch
     x = np.ones(100_003, "f4")
     longest = -(-x.nbytes // 4 // comm.size) * 4
     for _ in range(3):
@@ -42,10 +43,10 @@ def test_the_scratch_of_every_path_is_bounded(comm):
         with Ring(comm) as ring:
             ring.allreduce(np.ones(count, dtype), algorithm=algorithm)
             most = segments * (segment * itemsize + LINE)
-            assert ring._collectives.scratch.nbytes <= most, (dtype, algorithm)
+            assert ring._session.members[0].scratch.nbytes <= most, (dtype, algorithm)
         with Ring(comm) as ring:
             ring.allgather(np.ones(count, dtype), algorithm=algorithm)
-            assert ring._collectives.scratch.nbytes <= LINE
+            assert ring._session.members[0].scratch.nbytes <= LINE
 
 
 def resident() -> int:
@@ -100,15 +101,21 @@ def test_grown_sees_a_leak(comm, ring):
     assert blocks < 75 and nbytes < MARGIN
 
 
-@pytest.mark.ranks(2)
-def test_an_error_holds_neither_arrays_nor_ring(comm):
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("wrong", [{"op": "mean"}, {"timeout": -1}, {"out": 3}, {}])
+def test_an_error_holds_neither_arrays_nor_ring(comm, check, wrong):
     """No cycle through the traceback: memory comes back when the exception is gone, without gc."""
-    ring = Ring(comm)
-    x = np.ones(1000)
-    gone = [weakref.ref(x), weakref.ref(ring)]
+    ring = Ring(comm, check=check)
+    x = np.ones(1000 + (comm.rank if check and not wrong else 0))
+    gone: list[Any] = [weakref.ref(x), weakref.ref(ring)]
+    gc.disable()
     try:
-        ring.allreduce(x, "sum" if comm.rank == 0 else "max")
-    except ValueError:
+        ring.allreduce(x, **wrong)
+    except (TypeError, ValueError):
         pass
+    else:
+        assert not wrong and (comm.size == 1 or not check)
+    finally:
+        gc.enable()
     del x, ring
     assert [ref() for ref in gone] == [None, None]

@@ -8,22 +8,12 @@ import pytest
 from ranks.reference import DTYPES, dtype_of, same_bits
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtype_and_shape_are_those_of_the_input(comm, ring, dtype):
+def test_dtype_and_shape_are_those_of_the_input(comm, ring):
     shapes = ((), (1,), (0,), (3, 0, 2), (2, 3), (2, 1, 2, 1))
-    results = [
-        ring.allreduce(
-            np.ones(s, dtype_of(dtype)),
-            (
-                "max"
-                if dtype == "bool" or dtype not in ("complex64", "complex128")
-                else "avg"
-            ),
-        )
-        for s in shapes
-    ]
-    for shape, result in zip(shapes, results):
-        same_bits(result, np.ones(shape, dtype_of(dtype)))
+    ones = [np.ones(shape, dtype_of(name)) for name in DTYPES for shape in shapes]
+    results = [ring.allreduce(x, "avg" if x.dtype.kind == "c" else "max") for x in ones]
+    for x, result in zip(ones, results):
+        same_bits(result, x)
 
 
 @pytest.mark.parametrize(

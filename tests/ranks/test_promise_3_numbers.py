@@ -26,9 +26,13 @@ from ranks.reference import (
 ALGORITHMS = ("auto", "ring", "direct")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_operation_of_every_dtype_on_whole_numbers(comm, ring, dtype):
+def test_every_operation_of_every_dtype_on_whole_numbers(comm, ring):
     """Rank r holds r + 1 at each even place, 1 elsewhere: exact in every dtype and order."""
+    for dtype in DTYPES:
+        whole_numbers(comm, ring, dtype)
+
+
+def whole_numbers(comm, ring, dtype: str) -> None:
     place = np.arange(2 * comm.size + 1) % 2
     x = np.where(place, 1, comm.rank + 1).astype(dtype_of(dtype))
     size = comm.size
@@ -48,9 +52,13 @@ def test_every_operation_of_every_dtype_on_whole_numbers(comm, ring, dtype):
         same_bits(result, expected, op)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_wrap(comm, ring, dtype):
+def test_integers_wrap(comm, ring):
     """Against Python's integers, which do not."""
+    for dtype in INTEGERS:
+        wrapping(comm, ring, dtype)
+
+
+def wrapping(comm, ring, dtype: str) -> None:
     inputs = [random_array(dtype, 17, r) for r in range(comm.size)]
     results = [
         (op, ring.allreduce(inputs[comm.rank], op, algorithm=algorithm))
@@ -67,12 +75,15 @@ def test_integers_wrap(comm, ring, dtype):
         same_bits(result, expected.view(dtype), op)
 
 
-@pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_nan_propagates_wherever_it_comes_from(comm, ring, dtype, op):
+def test_nan_propagates_wherever_it_comes_from(comm, ring, dtype):
     x = np.arange(2 * comm.size, dtype=float).astype(dtype_of(dtype))
     x[comm.rank] = np.nan  # one rank alone has it, at each of the first places
-    results = [ring.allreduce(x, op, algorithm=a) for a in ALGORITHMS]
+    results = [
+        ring.allreduce(x, op, algorithm=algorithm)
+        for op in ("min", "max")
+        for algorithm in ALGORITHMS
+    ]
     for result in results:
         is_nan = np.isnan(result.astype("f8"))
         assert is_nan.tolist() == [True] * comm.size + [False] * comm.size

@@ -6,8 +6,10 @@ ring still works.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -18,13 +20,14 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mpiring import Ring, average_gradients
+from mpiring.wire.arrays import Kind
 
 from ranks.reference import outcome
 
 SECONDS = 10.0
 
 
-def all_raise(comm, ring, call) -> tuple[str, str]:
+def all_raise(comm, ring, call) -> Any:
     """The exception, type and text, that ``call()`` raises on all ranks."""
     began = time.monotonic()
     told = outcome(call)
@@ -90,10 +93,15 @@ WRONG: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_argument_on_one_rank_and_on_all(comm, ring, wrong):
-    arguments, kind, words = WRONG[wrong]
-    for where in [{rank} for rank in range(comm.size)] + [set(range(comm.size))]:
+def each(cases: dict[str, Any], *groups: Iterable[int]) -> list[tuple[Any, ...]]:
+    """Every case with every group of ranks that it may happen on: (case, group)."""
+    return [(*case, set(group)) for case in cases.values() for group in groups]
+
+
+def test_a_wrong_argument_on_one_rank_and_on_all(comm, ring):
+    everyone = range(comm.size)
+    alone = [[rank] for rank in everyone[:: 3 if comm.size > 4 else 1]]
+    for arguments, kind, words, where in each(WRONG, everyone, *alone):
         given_here = arguments if comm.rank in where else {}
         told = all_raise(
             comm, ring, lambda: ring.allreduce(**{"x": X.copy(), **given_here})
@@ -103,41 +111,35 @@ def test_a_wrong_argument_on_one_rank_and_on_all(comm, ring, wrong):
         assert all(word in told[1] for word in words), told
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_the_same_in_reduce_scatter(comm, ring, wrong):
-    arguments, kind, words = WRONG[wrong]
+def test_the_same_in_reduce_scatter(comm, ring):
     at = comm.size - 1
-    given_here = arguments if comm.rank == at else {}
-    told = all_raise(
-        comm, ring, lambda: ring.reduce_scatter(**{"x": X.copy(), **given_here})
-    )
-    if "out" in arguments:  # its length is not right either
-        assert told[0] in ("ValueError", "TypeError")
-    else:
+    for arguments, kind, words in WRONG.values():
+        given_here = arguments if comm.rank == at else {}
+        told = all_raise(
+            comm, ring, lambda: ring.reduce_scatter(**{"x": X.copy(), **given_here})
+        )
+        if "out" in arguments:  # its length is not right either
+            assert told[0] in ("ValueError", "TypeError")
+        else:
+            assert told[0] == kind and all(word in told[1] for word in words), told
+        assert told[1].startswith(f"reduce_scatter: rank {at}: "), told
+
+
+def test_the_same_in_allgather(comm, ring):
+    at = comm.size - 1
+    of_allgather = {
+        name: case
+        for name, case in WRONG.items()
+        if set(case[0]) <= {"x", "algorithm", "timeout"} and name != "sum of bools"
+    }
+    assert len(of_allgather) > 10
+    for arguments, kind, words in of_allgather.values():
+        given_here = arguments if comm.rank == at else {}
+        told = all_raise(
+            comm, ring, lambda: ring.allgather(**{"x": X.copy(), **given_here})
+        )
         assert told[0] == kind and all(word in told[1] for word in words), told
-    assert told[1].startswith(f"reduce_scatter: rank {at}: "), told
-
-
-ALLGATHER = ("x", "algorithm", "timeout")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        name
-        for name, (arguments, _, _) in WRONG.items()
-        if set(arguments) < {*ALLGATHER} and name not in ("sum of bools",)
-    ],
-)
-def test_the_same_in_allgather(comm, ring, wrong):
-    arguments, kind, words = WRONG[wrong]
-    at = comm.size - 1
-    given_here = arguments if comm.rank == at else {}
-    told = all_raise(
-        comm, ring, lambda: ring.allgather(**{"x": X.copy(), **given_here})
-    )
-    assert told[0] == kind and all(word in told[1] for word in words), told
-    assert told[1].startswith(f"allgather: rank {at}: "), told
+        assert told[1].startswith(f"allgather: rank {at}: "), told
 
 
 def test_an_out_that_allgather_cannot_fill(comm, ring):
@@ -224,29 +226,28 @@ def make(ring: Ring, arguments: dict[str, Any]) -> Any:
 
 
 @pytest.mark.ranks(2, 3, 4, 5, 8)
-@pytest.mark.parametrize("difference", DIFFERENT)
-def test_one_difference_between_ranks(comm, ring, difference):
-    arguments, other, usual = DIFFERENT[difference]
-    groups = [{rank} for rank in range(comm.size)]
-    groups += [set(range(comm.size)) - {0}, set(range(0, comm.size, 2))]
-    for group in groups if comm.size < 8 else groups[::3]:
+def test_one_difference_between_ranks(comm, ring):
+    ranks = range(comm.size)
+    groups: list[Iterable[int]] = [[rank] for rank in ranks]
+    groups += [ranks[1:], ranks[::2]]
+    step = 1 if comm.size < 5 else 3
+    for arguments, other, usual, group in each(DIFFERENT, *groups[::step]):
         here = arguments if comm.rank in group else {}
         kind, text = all_raise(comm, ring, lambda: make(ring, here))
         assert kind == "ValueError", text
         assert other in text and usual in text, text
-        ranks = {int(rank) for rank in re.findall(r"\brank (\d)", text)}
-        assert ranks & group and ranks - group, (text, group)
+        named = {int(rank) for rank in re.findall(r"\brank (\d)", text)}
+        assert named & group and named - group, (text, group)
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("difference", DIFFERENT)
-def test_two_differences_at_once(comm, ring, difference):
+def test_two_differences_at_once(comm, ring):
     """Rank 1 differs in one way, rank 2 in another."""
-    for second in DIFFERENT:
-        here = {0: {}, 1: DIFFERENT[difference][0], 2: DIFFERENT[second][0]}[comm.rank]
+    pairs = itertools.product(DIFFERENT.values(), repeat=2)
+    for (arguments, other, usual), (second, _, _) in pairs:
+        here = {0: {}, 1: arguments, 2: second}[comm.rank]
         kind, text = all_raise(comm, ring, lambda: make(ring, here))
         assert kind == "ValueError", text
-        _, other, usual = DIFFERENT[difference]
         assert other in text and usual in text, text
 
 
@@ -328,10 +329,9 @@ WRONG_RING: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_RING)
-def test_a_wrong_argument_of_a_ring(comm, ring, wrong):
-    arguments, kind, words = WRONG_RING[wrong]
-    for where in [{rank} for rank in range(comm.size)] + [set(range(comm.size))]:
+def test_a_wrong_argument_of_a_ring(comm, ring):
+    alone = [[rank] for rank in range(comm.size)]
+    for arguments, kind, words, where in each(WRONG_RING, range(comm.size), *alone):
         here = arguments if comm.rank in where else {}
         told = all_raise(comm, ring, lambda: Ring(comm, **here))
         assert told[0] == kind and words in told[1], told
@@ -341,7 +341,8 @@ def test_a_wrong_argument_of_a_ring(comm, ring, wrong):
 @pytest.mark.ranks(2, 3, 5)
 @pytest.mark.parametrize("name", ["check", "message_bytes"])
 def test_a_ring_that_ranks_mean_differently(comm, ring, name):
-    usual, other = {"check": (True, False), "message_bytes": (1000, 999)}[name]
+    values: dict[str, Any] = {"check": (True, False), "message_bytes": (1000, 999)}
+    usual, other = values[name]
     for at in range(comm.size):
         value = other if comm.rank == at else usual
         kind, text = all_raise(comm, ring, lambda: Ring(comm, **{name: value}))
@@ -350,6 +351,7 @@ def test_a_ring_that_ranks_mean_differently(comm, ring, name):
 
 
 def test_what_is_no_communicator_for_a_ring(comm):
+    wrong: Any
     for wrong in (3, "world", MPI.GROUP_EMPTY, MPI.INFO_NULL):
         kind, text = outcome(lambda: Ring(wrong))
         assert kind == "TypeError" and type(wrong).__name__ in text
@@ -380,3 +382,26 @@ def test_all_raise_sees_a_rank_that_does_not_raise(comm, ring):
     kind, _ = outcome(lambda: all_raise(comm, ring, on_rank_0_only))
     assert kind == "AssertionError"
     assert outcome(lambda: all_raise(comm, ring, lambda: None))[0] == "AssertionError"
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_memory_that_one_rank_cannot_have_is_an_error_on_all(comm, monkeypatch):
+    """An allgather learns how much it needs only from the others."""
+    x = np.full(1 << 19, comm.rank, np.int32)
+    with Ring(comm, timeout=60) as ring:
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(Kind, "empty", _no_memory)
+            with pytest.raises(
+                MemoryError, match=rf"rank {comm.size - 1}: .*no memory"
+            ):
+                ring.allgather(x)
+        assert ring.allreduce(np.ones(3)).tolist() == [comm.size] * 3
+        joined = ring.allgather(x)
+        assert [joined[i] for i in range(0, joined.size, x.size)] == list(
+            range(comm.size)
+        )
+
+
+def _no_memory(self, shape, dtype):
+    raise MemoryError("no memory for this")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiring.plan import verify
+from mpiring.plan import Segments, verify
 from mpiring.plan.programs import rank_program
 from mpiring.wire import arrays, execute, memory
 from mpiring.wire.arithmetic import accumulator
@@ -33,8 +33,8 @@ class Watched(list):
         super().__init__(slots)
         self.fewest = len(self)
 
-    def pop(self):
-        slot = super().pop()
+    def pop(self, index=-1):
+        slot = super().pop(index)
         self.fewest = min(self.fewest, len(self))
         return slot
 
@@ -69,7 +69,7 @@ def check(
             machine.memory(
                 arrays.NUMPY,
                 program,
-                memory.Segments.of_lengths([stop - start for start, stop in cut]),
+                Segments.of_lengths([stop - start for start, stop in cut]),
                 None if moves else xs[rank],
                 results.get,
                 op,

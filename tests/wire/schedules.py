@@ -15,9 +15,13 @@ STORE, REDUCE, AFTER = Action.STORE, Action.REDUCE, Action.REDUCE_AFTER
 OWN, PARTIAL, RESULT = Form.CONTRIBUTION, Form.PARTIAL, Form.RESULT
 
 
+def nothing_yet(size: int) -> list[list[Step]]:
+    return [[] for _ in range(size)]
+
+
 def chain(size, segments=3):
     """Sums travel up the ranks, results travel down; order "rank"."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for s in range(segments):
         for r in range(1, size):
             steps[r - 1].append(Step((Send(r, s),)))
@@ -31,7 +35,7 @@ def chain(size, segments=3):
 
 def star_reduce(size, root, segments=2):
     """Everybody sends to the root at once; order "ring" of a reduce."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     others = [(root + i) % size for i in range(1, size)]
     for s in range(segments):
         receives = tuple(Receive(peer, s, REDUCE, OWN) for peer in others)
@@ -49,7 +53,7 @@ def star_reduce(size, root, segments=2):
 
 def tree(size):
     """A binomial tree to rank 0 and back; brackets."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     back = []
     gap = 1
     while gap < size:
@@ -67,7 +71,7 @@ def tree(size):
 
 def recursive_doubling(size, segments=2):
     """Pairs, pairs of pairs, ...: everybody sends and reduces the same segments, in brackets."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     everything = range(segments)
     for r in range(size):
         gap = 1
@@ -89,7 +93,7 @@ def recursive_doubling(size, segments=2):
 
 def hierarchical(size, group=2):
     """Groups reduce to their first rank, those exchange everything, and hand the result on."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     leaders = range(0, size, group)
     for leader in leaders:
         members = range(leader + 1, min(leader + group, size))
@@ -116,7 +120,7 @@ def hierarchical(size, group=2):
 
 def server_reduce_scatter(size):
     """Rank 0 adds everything up, finishes it and deals it out, of which it keeps one segment."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for s in range(size):
         receives = tuple(Receive(r, s, AFTER, OWN) for r in range(1, size))
         steps[0].append(Step((), receives))
@@ -131,7 +135,7 @@ def server_reduce_scatter(size):
 
 def passing_through(size, segments=3):
     """A reduce to rank 0 that the last rank finishes; its result comes back through all the others."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for s in range(segments):
         for r in range(1, size):
             steps[r - 1].append(Step((Send(r, s),)))
@@ -140,9 +144,8 @@ def passing_through(size, segments=3):
     for r in range(size):
         for s in range(-1, segments):  # hand on what came, take what comes next
             sends = ((Send(r - 1, s, RESULT),) if s >= 0 else ()) if r > 0 else ()
-            receives = (Receive(r + 1, s + 1, STORE, RESULT),)
-            if r == size - 1 or s + 1 == segments:
-                receives = ()
+            comes = r < size - 1 and s + 1 < segments
+            receives = (Receive(r + 1, s + 1, STORE, RESULT),) if comes else ()
             if sends or receives:
                 steps[r].append(Step(sends, receives))
     return from_steps("reduce", steps, root=0, order="rank", segments=segments)
@@ -150,7 +153,7 @@ def passing_through(size, segments=3):
 
 def dropped(size, segments=2):
     """A reduce to rank 0, which sends the result to everybody; the others have no use for it."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for s in range(segments):
         others = range(1, size)
         receives = tuple(Receive(peer, s, AFTER, OWN) for peer in others)
@@ -164,7 +167,7 @@ def dropped(size, segments=2):
 
 def stored_partials(size):
     """A sum goes to rank 0 and, with its contribution in it, back to where it came from; and so on."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for r in range(1, size):
         # Rank r brings its contribution to rank 0, which holds the sum so far and gives it to r + 1.
         steps[r].append(Step((Send(0, 0, OWN),)))
@@ -181,7 +184,7 @@ def stored_partials(size):
 
 def stored_contributions(size):
     """A reduce to rank 0: rank 1 sends its own contribution, then those of others, which it stores."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     if size > 1:
         steps[1].append(Step((Send(0, 0),)))
         steps[0].append(Step((), (Receive(1, 0, AFTER),)))
@@ -210,7 +213,7 @@ def both_forms(size):
 
 def pipelined_broadcast(size, root, segments=4):
     """Along the ring from the root, segment by segment."""
-    steps = [[] for _ in range(size)]
+    steps = nothing_yet(size)
     for i in range(1, size):
         source, dest = (root + i - 1) % size, (root + i) % size
         for s in range(segments):

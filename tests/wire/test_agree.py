@@ -23,7 +23,7 @@ from mpiring.wire.agree import (
     shortened,
     unpack,
 )
-from mpiring.wire.local import LocalNetwork, first
+from mpiring.wire.local import LocalNetwork, LocalTransport, first
 
 from wire.interleaving import chooser, protocols, seeds
 
@@ -215,31 +215,24 @@ def test_the_exchange_is_used_again_and_again():
         ]
 
 
-def sent(size, said, payloads=None):
-    """All messages, by rank."""
+def sent(size, text, failure, payload=b""):
+    """All messages, by rank, where every rank says the same."""
     network = LocalNetwork(size)
-    messages = [[] for _ in range(size)]
-    for transport in network.transports:
+    messages: list[list[bytes]] = [[] for _ in range(size)]
 
-        def post_send(buffer, dest, tag, transport=transport, post=transport.post_send):
-            messages[transport.rank].append(bytes(buffer))
-            return post(buffer, dest, tag)
+    class Recorded(LocalTransport):
+        def post_send(self, buffer, dest, tag):
+            messages[self.rank].append(bytes(buffer))
+            return super().post_send(buffer, dest, tag)
 
-        transport.post_send = post_send
-    network.run(
-        [
-            Opening(transport, 1).exchange(
-                *said, (payloads or [b""] * size)[transport.rank]
-            )
-            for transport in network.transports
-        ]
-    )
+    transports = [Recorded(network, rank, 1 << 30) for rank in range(size)]
+    network.run([Opening(t, 1).exchange(text, failure, payload) for t in transports])
     return messages
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 17])
 def test_messages_of_those_who_agree_are_equal_byte_for_byte(size):
-    messages = sent(size, (b"allreduce", None))
+    messages = sent(size, b"allreduce", None)
     assert all(message == messages[0] for message in messages)
     assert len(set(messages[0])) == 1  # in each round the same
     assert len(messages[0][0]) == 2 + 1 + len(b"allreduce") + 1
@@ -248,7 +241,7 @@ def test_messages_of_those_who_agree_are_equal_byte_for_byte(size):
 @pytest.mark.parametrize("size", [2, 5, 16])
 def test_messages_are_bounded(size):
     text, failure = b"t" * TEXT_BYTES, b"f" * FAILURE_BYTES
-    for row in sent(size, (text, failure), [b"p" * PAYLOAD_BYTES] * size):
+    for row in sent(size, text, failure, b"p" * PAYLOAD_BYTES):
         assert len(row) == math.ceil(math.log2(size))
         for number, message in enumerate(row):
             slots = 2**number * (2 + PAYLOAD_BYTES)

@@ -24,6 +24,8 @@ def cupy(monkeypatch):
 class LocalRing:
     """What a case sees of a ring."""
 
+    repeats = 5  # in each of several interleavings
+
     def __init__(self, rank, collectives):
         self.rank, self.size = rank, collectives.transport.size
         self._collectives = collectives

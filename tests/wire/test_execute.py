@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.plan import verify
+from mpiring.plan import Segments, ring_allreduce, ring_reduce_scatter, verify
 from mpiring.plan.programs import rank_program
+from mpiring.wire.arrays import NUMPY
+from mpiring.wire.execute import Position, execute
+from mpiring.wire.local import LocalNetwork
+from mpiring.wire.memory import Memory, Scratch
 
 from wire import executor
-from wire.interleaving import protocols, seeds
+from wire.interleaving import chooser, protocols, seeds
 from wire.schedules import ALL, HAND_MADE, OURS
 
 KINDS = [
@@ -51,8 +56,6 @@ def test_under_interleavings(name, size, kind, count, in_place, seed, rendezvous
 
 @pytest.mark.parametrize("offset", [1, 2])
 def test_the_lectures_ownership(offset):
-    from mpiring.plan import ring_allreduce, ring_reduce_scatter
-
     for make in (ring_allreduce, ring_reduce_scatter):
         for size in (1, 2, 3, 4, 5):
             for op, dtype in KINDS:
@@ -101,3 +104,60 @@ def test_hand_made_schedules_are_proven(name):
 
 def test_brackets_occur():
     assert verify(HAND_MADE["tree"](4)).order_text(0) == "(x0 op x1) op (x2 op x3)"
+
+
+# ---- what others see of it ------------------------------------------------------------------------
+
+
+def test_where_a_collective_is_in_words():
+    position = Position()
+    assert position.is_opening and str(position) == "opening exchange"
+    position.phase, position.step, position.segment = "ring allreduce", 2, 1
+    assert not position.is_opening
+    assert str(position) == "ring allreduce, step 2, segment 1"
+
+
+def test_a_watcher_is_told_each_step_when_it_is_complete():
+    """The lecture's table, from the real run: what rank 0 of three holds after each step."""
+    size, seen = 3, []
+    network = LocalNetwork(size, chooser(1), None)
+    programs = []
+    for rank, transport in enumerate(network.transports):
+        x = np.full(3, 8**rank)
+
+        def watch(number, step, rank=rank, x=x):
+            if rank == 0:
+                seen.append((number, [oct(value) for value in x]))
+
+        plan = rank_program(ring_allreduce(size), rank)
+        places = [x[s : s + 1] for s in range(size)]
+        memory = Memory(
+            NUMPY,
+            plan,
+            Segments(3, size),
+            x,
+            places.__getitem__,
+            "sum",
+            "int64",
+            Scratch(),
+        )
+        programs.append(execute(memory, transport, 1, Position(), watch))
+    network.run(programs)
+    assert seen == [
+        (0, ["0o1", "0o101", "0o1"]),  # segment 1 came from rank 2
+        (1, ["0o111", "0o101", "0o1"]),
+        (2, ["0o111", "0o101", "0o1"]),  # it finishes its own
+        (3, ["0o111", "0o101", "0o111"]),
+        (4, ["0o111", "0o111", "0o111"]),
+    ]
+
+
+def test_scratch_is_taken_once_and_used_again():
+    scratch = Scratch()
+    assert scratch.nbytes == 0 and scratch.take(NUMPY, []) == []
+    one, two = scratch.take(NUMPY, [1, 65])
+    assert (len(one), len(two)) == (64, 128) and scratch.nbytes == 192
+    again, *_ = scratch.take(NUMPY, [64])
+    assert again.base is one.base and scratch.nbytes == 192
+    (more,) = scratch.take(NUMPY, [193])
+    assert more.base is not one.base and scratch.nbytes == 256

@@ -46,7 +46,7 @@ def imported(path, source):
 
 def forbidden_imports(path, source):
     """What a file imports against the rules, in words."""
-    layer, found = layer_of(path), []
+    layer, found = layer_of(path), list[str]()
     if layer == "__init__":
         return (
             found  # loads lazily whatever is public; see the tests of importing below
@@ -151,14 +151,15 @@ def knowledge_of_kinds(path, source):
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
-        names = set()
+        names: set[str] = set()
+        line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Name):
             names = {node.id}
         elif isinstance(node, ast.Attribute):
             names = {node.attr} & (INTERFACES | LIBRARIES)
             if isinstance(node.value, ast.Name) and node.value.id in ("np", "numpy"):
                 if node.attr in NUMPY_ONLY - OWN_ARRAYS.get(path, set()):
-                    found.append(f"{path}:{node.lineno}: numpy.{node.attr}")
+                    found.append(f"{path}:{line}: numpy.{node.attr}")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if id(node) not in docstrings:
                 names = {node.value}
@@ -169,9 +170,9 @@ def knowledge_of_kinds(path, source):
             names = {module.partition(".")[0] for module in modules}
             if isinstance(node, ast.ImportFrom) and node.module == "numpy":
                 wrong = {a.name for a in node.names} & NUMPY_ONLY
-                found += [f"{path}:{node.lineno}: numpy.{name}" for name in wrong]
+                found += [f"{path}:{line}: numpy.{name}" for name in wrong]
         for name in names & (INTERFACES | LIBRARIES):
-            found.append(f"{path}:{node.lineno}: {name}")
+            found.append(f"{path}:{line}: {name}")
     return found
 
 

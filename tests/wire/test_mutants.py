@@ -150,7 +150,7 @@ def broken(module, old, new):
     changed = source.replace(old, new)
     if "last = last" in new:
         changed = changed.replace("    for number,", "    last = []\n    for number,")
-    exec(compile(changed, f"{module.__file__} (broken)", "exec"), copy.__dict__)
+    exec(compile(changed, f"<{module.__name__}, broken>", "exec"), copy.__dict__)
     return copy
 
 

@@ -1,4 +1,4 @@
-"""Start a program under MPI from a test, and leave nothing of it behind.
+"""Start a program under MPI, from a test or another program, and leave nothing of it behind.
 
 ``launch(4, ["program.py", "--flag"])`` runs what the README tells users to run,
 ``mpirun -n 4 python -m mpi4py program.py --flag``, with this interpreter and the MPI that belongs
@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 MARK = "MPIRING_LAUNCHED"
 
@@ -200,7 +201,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-def _end(process: subprocess.Popen, mark: str, grace: float = 3) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str, grace: float = 3) -> None:
     """Ask the launcher to end its job, then kill whatever of the job is left."""
     if process.poll() is None:
         process.terminate()
@@ -235,9 +236,9 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def _read(file) -> str:
+def _read(file: IO[str]) -> str:
     file.seek(0)
-    return str(file.read())
+    return file.read()
 
 
 def _report(command: Sequence[str], stdout: str, stderr: str) -> str:

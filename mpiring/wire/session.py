@@ -1,0 +1,265 @@
+"""One rank's hold on a ring: its communicator, its members, and its operations (promises 6 to 8).
+
+Everything that a :class:`mpiring.Ring` has besides its collectives: how it is made and ends, the deadlines of
+its calls, the members of this process, the messages that wait for their group to end, and the one way in
+which any call becomes an operation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mpi4py import MPI
+
+from ..errors import RingError, RingTimeout
+from . import communicators, mpi
+from .agree import Opening
+from .calls import Call
+from .collectives import Collectives
+from .execute import Position
+from .messages import Message, exchange
+from .operations import Operations, Work, yield_core
+from .transport import Program, together
+
+Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
+
+
+class Session:
+    """One rank's hold on a ring.  Making one is collective; :meth:`close` and dropping it are local.
+
+    Args:
+        comm, timeout, check, members, message_bytes: as :class:`mpiring.Ring` takes them.
+
+    Attributes:
+        members: the ranks of the ring that this process holds.
+        timeout: seconds for calls that state none, or None.
+    """
+
+    def __init__(
+        self, comm: Any, timeout: Any, check: Any, members: Any, message_bytes: Any
+    ) -> None:
+        parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
+        call = Call("Ring")
+        seconds: float | None = None
+        with call.local():
+            call.fields = (
+                ("check", str(check)),
+                ("members", str(members)),
+                ("message_bytes", str(message_bytes)),
+            )
+            seconds = _seconds(timeout)
+            if not isinstance(check, bool):
+                raise TypeError(f"check must be True or False, got {check!r}")
+            _check_range("members", members, mpi.MOST_MEMBERS)
+            _check_range("message_bytes", message_bytes, (1 << 31) - 1)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        lease = communicators.lease(
+            parent, lambda request, what: _wait(request, what, deadline)
+        )
+        self.timeout = seconds
+        self.is_closed = False
+        self._operations = Operations(mpi.MPITransport(lease.comm), lease)
+        self._group: list[Message] | None = None
+        # What the ranks mean by a ring is compared by one member each: they may differ in how many.
+        first = _member(lease.comm, check is not False)
+        self.start("Ring", [first.open(call, always=True)], Position(), seconds)
+        self.members = [
+            _member(lease.comm, check, members, place, message_bytes)
+            for place in range(members)
+        ]
+        self._operations.members = members
+        if lease.comm.size > 1:
+            mpi.install_excepthook()
+
+    @property
+    def state(self) -> str:
+        """ "closed", "broken" or nothing."""
+        return (
+            "closed" if self.is_closed else "broken" if self._operations.broken else ""
+        )
+
+    # ---- calls become operations ------------------------------------------------------------------
+
+    def start(
+        self,
+        name: str,
+        programs: list[Program[Any]],
+        position: Position,
+        seconds: float | None,
+        async_op: bool = False,
+    ) -> Any:
+        """Start programs, one for each member, as one operation; wait for it, or return its work."""
+        if self.is_closed:
+            raise RingError(f"{name}: this ring is closed; make a new one")
+        program = programs[0] if len(programs) == 1 else together(programs)
+        operation = self._operations.start(name, program, position, seconds)
+        if async_op:
+            return Work(self._operations, operation)
+        try:
+            return self._operations.wait(operation)
+        finally:
+            operation.forget()
+
+    def collective(
+        self,
+        name: str,
+        body: Body,
+        x: Any,
+        out: Any,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Start a collective on each member, with its part of ``x`` and ``out``."""
+        position = Position()
+        call = Call(name)
+        seconds = self.timeout
+        # A wrong timeout or list is for all ranks to hear of, like any other argument.
+        with call.local():
+            self.refuse_in_group()
+            seconds = self.timeout if timeout is None else _seconds(timeout)
+            count = len(self.members)
+            inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
+            programs = [
+                body(member, mine, place, position)
+                for member, mine, place in zip(self.members, inputs, outputs)
+            ]
+        if call.failure is not None:
+            programs = [member.open(call) for member in self.members]
+        return self.start(name, programs, position, seconds, async_op)
+
+    # ---- messages ---------------------------------------------------------------------------------
+
+    def message(self, message: Message, timeout: float | None) -> None:
+        """Exchange a message now, or note it if a group is open."""
+        if self._group is not None:
+            self._group.append(message)
+        else:
+            name = "send" if message.is_send else "recv"
+            self._exchange(name, [message], timeout)
+
+    @contextmanager
+    def group(self, timeout: float | None) -> Iterator[None]:
+        """Note messages, and exchange them together at the end."""
+        if self._group is not None:
+            raise RingError("group: groups do not nest; end the one that is open first")
+        self._group = []
+        try:
+            yield
+            messages = self._group
+        finally:
+            self._group = None
+        if messages:
+            self._exchange("group", messages, timeout)
+
+    def refuse_in_group(self) -> None:
+        """Raise if a group is open."""
+        if self._group is not None:
+            raise RingError(
+                "a collective inside group(): only send and recv may stand there"
+            )
+
+    def need_one_member(self, name: str) -> None:
+        """Raise if this process has several members."""
+        if len(self.members) > 1:
+            raise RingError(
+                f"{name}: works on rings of one member a process, this one has {len(self.members)}"
+            )
+
+    def _exchange(
+        self, name: str, messages: list[Message], timeout: float | None
+    ) -> None:
+        self.need_one_member(name)
+        seconds = self.timeout if timeout is None else _seconds(timeout)
+        transport = self.members[0].transport
+        program = exchange(transport, messages, is_group=name == "group")
+        self.start(name, [program], Position(is_collective=False), seconds)
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def close(self, drain: bool = True) -> None:
+        """Let the communicator serve later rings, after what was started is complete if ``drain``."""
+        if not self.is_closed:
+            if drain:
+                self._operations.drain()
+            self.is_closed = True
+            self._operations.release()
+
+
+def _member(
+    comm: MPI.Intracomm,
+    check: bool,
+    members: int = 1,
+    place: int = 0,
+    message_bytes: int = 1 << 30,
+) -> Collectives:
+    transport = mpi.MPITransport(comm, message_bytes, members, place)
+    opening = Opening(transport, mpi.TAG_OPEN)
+    library = mpi.library(transport) if members == 1 else None
+    return Collectives(transport, opening, mpi.TAG_STEP, check=check, library=library)
+
+
+def _per_member(what: str, given: Any, members: int) -> list[Any]:
+    """The members' arrays: the one given, or as many as there are members."""
+    if members == 1:
+        return [given]
+    if given is None and what == "out":
+        return [None] * members
+    if not isinstance(given, (list, tuple)) or len(given) != members:
+        shown = (
+            f"{len(given)} of them"
+            if isinstance(given, (list, tuple))
+            else type(given).__name__
+        )
+        raise ValueError(
+            f"{what} must be a list of {members} arrays, one for each member of this process, got {shown}"
+        )
+    return list(given)
+
+
+def _check_range(what: str, value: Any, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{what} must be 1 to {most}, got {value!r}")
+
+
+def _intracomm(comm: Any) -> MPI.Intracomm:
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(
+            f"Ring: comm must be an mpi4py communicator, got {type(comm).__name__}"
+        )
+    if comm == MPI.COMM_NULL:
+        raise ValueError(
+            "Ring: comm is COMM_NULL: this rank is not in the communicator, so it makes no ring"
+        )
+    if comm.Is_inter():
+        raise ValueError(
+            "Ring: comm is an inter-communicator; a ring needs one group: use comm.Merge()"
+        )
+    assert isinstance(comm, MPI.Intracomm)
+    return comm
+
+
+def _seconds(timeout: Any) -> float | None:
+    if timeout is None:
+        return None
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, (int, float))
+        or not timeout >= 0
+    ):
+        raise ValueError(
+            f"timeout must be seconds of 0 or more, or None, got {timeout!r}"
+        )
+    return None if math.isinf(timeout) else float(timeout)
+
+
+def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
+    while not request.Test():
+        if deadline is not None and time.monotonic() > deadline:
+            raise RingTimeout(
+                f"Ring: the deadline passed while {what}: not every rank makes a ring"
+            )
+        yield_core()
