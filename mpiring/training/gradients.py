@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError
-from ..plan.segments import Segments
 from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import kind_named
+from .agreement import everyone_says
 from .flat import Flat, Signature, groups, signature
 
 if TYPE_CHECKING:
@@ -97,19 +97,6 @@ def _signature(name: str, leaf: Any, op: Any) -> Signature:
 
 
 # ---- what the ranks have --------------------------------------------------------------------------
-
-
-def everyone_says(ring: Ring, said: str) -> list[str]:
-    """The texts of all ranks: collective."""
-    import numpy as np
-
-    data = np.frombuffer(said.encode(), np.uint8)
-    lengths = ring.allgather(np.array([data.size], np.int64))
-    joined = ring.allgather(data)
-    return [
-        joined[part.slice].tobytes().decode()
-        for part in Segments.of_lengths(list(map(int, lengths)))
-    ]
 
 
 def _merge(texts: list[str]) -> list[Signature]:

@@ -33,12 +33,12 @@ import numpy as np
 
 from ..errors import RingError
 from ..ring import Ring
-from ..wire.arithmetic import Array, check_op
+from ..wire.arithmetic import Array
 from ..wire.execute import Position
 from ..wire.mpi import TAG_SERVER
 from ..wire.transport import Program, Request, Transport, together, wait
-from .flat import Flat, Signature, groups, signature
-from .gradients import everyone_says
+from .agreement import check_server, difference, everyone_says, parameter
+from .flat import Flat, groups, signature
 
 _SERVE, _PULL, _PUSH, _DONE, _FAILED = range(5)  # what a rank wants
 _REPLY = struct.Struct(
@@ -83,8 +83,8 @@ class ParameterServer:
         failure: Exception | None = None
         said = ""
         try:
-            _check_arguments(ring, params, update, root, mode)
-            signatures = [_signature(name, params[name]) for name in sorted(params)]
+            check_server(ring, params, update, root, mode)
+            signatures = [parameter(name, params[name]) for name in sorted(params)]
             said = json.dumps({"root": root, "mode": mode, "params": signatures})
             self._params = [Flat(group) for group in groups(signatures)]
             self._grads = [Flat(group) for group in groups(signatures)]
@@ -93,7 +93,7 @@ class ParameterServer:
         except Exception as error:
             failure = error
         if not ring.exchange("ParameterServer", said, failure):
-            raise _difference(everyone_says(ring, said))
+            raise difference(everyone_says(ring, said))
 
     @property
     def params(self) -> dict[str, Array]:
@@ -366,70 +366,3 @@ def _told(error: Exception) -> bytes:
 
 def _named(flats: list[Flat]) -> dict[str, Array]:
     return {name: view for flat in flats for name, view in flat.views.items()}
-
-
-# ---- what the ranks must mean alike ---------------------------------------------------------------
-
-
-def _check_arguments(
-    ring: Ring, params: Any, update: Any, root: Any, mode: Any
-) -> None:
-    if ring.members > 1:
-        raise RingError(
-            f"works on rings of one member a process, this one has {ring.members}"
-        )
-    if ring.size < 2:
-        raise ValueError(
-            "a parameter server needs a ring of 2 or more: a server and workers"
-        )
-    if mode not in ("sync", "async"):
-        raise ValueError(f"unknown mode {mode!r}; known: 'sync', 'async'")
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < ring.size:
-        raise ValueError(f"root must be 0 to {ring.size - 1}, got {root!r}")
-    if ring.rank == root and not callable(update):
-        raise TypeError(
-            f"update is a {type(update).__name__}, expected a function of params and grads"
-        )
-    if not isinstance(params, Mapping):
-        raise TypeError(
-            f"params is a {type(params).__name__}, expected a mapping of named arrays"
-        )
-    for name in params:
-        if not isinstance(name, str):
-            raise TypeError(f"the names of parameters must be str, got {name!r}")
-
-
-def _signature(name: str, array: Any) -> Signature:
-    if array is None:
-        raise TypeError(f"parameter {name} is None; every parameter must be an array")
-    found = signature(f"parameter {name}", array)._replace(name=name)
-    try:
-        check_op("sum", str(found.dtype))  # gradients add up
-    except TypeError as error:
-        raise TypeError(f"parameter {name}: {error}") from None
-    return found
-
-
-def _difference(texts: list[str]) -> ValueError:
-    """The error that says what two ranks mean differently, alike on every rank."""
-    everyone = [json.loads(text) for text in texts]
-    rank, theirs = next((r, t) for r, t in enumerate(everyone) if t != everyone[0])
-    for what in ("root", "mode"):
-        if theirs[what] != everyone[0][what]:
-            return ValueError(
-                f"ParameterServer: rank {rank} passed {what} {theirs[what]}, rank 0 passed "
-                f"{what} {everyone[0][what]}; pass the same on every rank"
-            )
-    first, other = (
-        {item[0]: str(Signature(*item)) for item in said["params"]}
-        for said in (everyone[0], theirs)
-    )
-    name = min(n for n in {*first, *other} if first.get(n) != other.get(n))
-    return ValueError(
-        f"ParameterServer: parameter {name}: rank {rank} has {_a(other.get(name))}, rank 0 "
-        f"{_a(first.get(name))}; it must be the same on every rank"
-    )
-
-
-def _a(signature: str | None) -> str:
-    return "none of that name" if signature is None else f"a {signature}"

@@ -53,7 +53,7 @@ def test_a_wrong_weight_is_found(tmp_path):
     right = "weight = min(1, len(batch) / 256) / len(batch)"
     assert source.count(right) == 1
     mistaken = tmp_path / "mistaken.py"
-    mistaken.write_text(source.replace(right, "weight = 1 / 256"))
+    mistaken.write_text(source.replace(right, "weight = 1 / len(batch)"))
     job = launch(
         3,
         [mistaken, "--epochs", "1"],

@@ -95,6 +95,23 @@ print("rank", ring.rank, "left")
     assert "rank 0 left" not in job.stdout
 
 
+def test_b13_one_of_five_leaves_early():
+    """Rank 3 is missed by all others, and is not the neighbour of each."""
+    code = """
+import mpiring
+import numpy as np
+ring = mpiring.Ring(timeout=5)
+for turn in range(3 if ring.rank == 3 else 5):
+    mpiring.average_gradients([np.ones(4)], ring)
+    ring.broadcast(np.ones(4), root=turn)
+print("rank", ring.rank, "left")
+"""
+    job = ended(5, code)
+    assert "RingTimeout: average_gradients: rank " in job.stderr, str(job)
+    assert "in no call of this ring: rank 3;" in job.stderr
+    assert "rank 3 left" in job.stdout and job.stdout.count("left") == 1
+
+
 def test_b13_the_others_go_on_with_what_they_know():
     """Who catches the timeout may end in order: nothing hangs on the way out."""
     code = """

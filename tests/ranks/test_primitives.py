@@ -29,6 +29,7 @@ from ranks.reference import (
     same_on_all_ranks,
 )
 from ranks.test_cases import raised_everywhere
+from ranks.test_promise_6_no_silent_hang import meet, timed_out
 
 BROADCASTS = ("auto", "naive", "pipelined", "direct", "mpi")
 REDUCES = ("auto", "ring", "direct")
@@ -310,6 +311,26 @@ def test_rooted_calls_go_in_order_with_asynchronous_ones(comm, ring):
     assert reduced is None if comm.rank else reduced.tolist() == total
     assert sent.tolist() == total
     assert largest.tolist() == (total if comm.size > 1 else [0] * 3)
+
+
+@pytest.mark.ranks(2, 5)
+def test_b13_one_rank_leaves_early(comm):
+    """The others, wherever they wait, name it: rank 3 of 5, which is nobody's root; rank 1 of 2, who is."""
+    leaves, root = (3, 1) if comm.size == 5 else (1, 1)
+    x = np.ones(100_000)
+    calls = {
+        "broadcast": lambda ring: ring.broadcast(x, root),
+        "reduce": lambda ring: ring.reduce(x, root=root),
+        "run": lambda ring: ring.run(ring_allreduce(comm.size), x),
+    }
+    for name, call in calls.items():
+        ring = Ring(comm, timeout=0.3 if comm.rank != leaves else None)
+        if comm.rank != leaves:
+            error, _ = timed_out(lambda: call(ring))
+            assert error.silent == (leaves,), str(error)
+            assert str(error).startswith(f"{name}: rank {comm.rank} waited 0.3 s")
+        meet(comm)
+        ring.close()
 
 
 # ---- a user's schedules ---------------------------------------------------------------------------

@@ -135,7 +135,7 @@ NUMPY_ONLY |= {"may_share_memory", "shares_memory", "copyto", "concatenate"}
 # These make small arrays of their own, and see none of the user's.
 OWN_ARRAYS = {
     "wire/communicators.py": {"array"},
-    "training/gradients.py": {"array"},
+    "training/agreement.py": {"array"},
 }
 
 
