@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,5 @@ def test_help_comes_once():
 
 def test_the_bytes_it_counts(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    import parameter_server
-
-    failed, tried = doctest.testmod(parameter_server)
+    failed, tried = doctest.testmod(import_module("parameter_server"))
     assert (failed, tried) == (0, 4)

@@ -24,6 +24,11 @@ def subtract(params: dict[str, Any], grads: dict[str, Any]) -> None:
         params[name] -= grad
 
 
+def push_nothing_and_be_done(server: ParameterServer) -> None:
+    server.push({})
+    server.done()
+
+
 def check_works(comm, ring) -> None:
     assert ring.allreduce(8**comm.rank) == int("1" * comm.size, base=8)
 
@@ -209,7 +214,7 @@ def test_an_update_that_fails_ends_it_everywhere(comm, ring, mode, fault):
                 "done" in outcome(server.done)[1]
             )  # as a `finally` would: no wait for a server that is gone
         else:
-            found, text = outcome(lambda: (server.push({}), server.done()))
+            found, text = outcome(lambda: push_nothing_and_be_done(server))
         assert found == "RingError" and f"{kind}: " in text and words in text, text
         assert "the update raised on rank 0" in text
     check_works(comm, ring)
