@@ -91,11 +91,19 @@ class Collectives:
                 return target.flat[segments[segment].slice]
 
             memory = self.memory(path, source, segments, flat, everywhere, op)
+            # The MPI reduces in place, in a dtype of its choice.
+            wide = arithmetic.library_dtype(op, source.dtype)
+            total = target.flat
+            if memory is None and wide != source.dtype:
+                total = source.kind.empty(flat.size, wide)
         yield from self.open(call)
         if memory is None:
-            yield from self._reduce_by_library(
-                "allreduce", source, flat, op, target.flat, position
-            )
+            assert self.library is not None
+            position.phase = "the MPI's allreduce"
+            total[...] = flat
+            source.kind.message(total)
+            yield from self.library["allreduce"](total, op, wide)
+            source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             yield from execute(memory, self.transport, self.tag, position)
         return target.done()
@@ -117,11 +125,24 @@ class Collectives:
                 return target.flat if segment == self.transport.rank else None
 
             memory = self.memory(path, source, segments, flat, at_home, op)
+            wide = arithmetic.library_dtype(op, source.dtype)
+            total = target.flat
+            if memory is None:
+                narrow, widens = flat, wide != source.dtype
+                if widens:
+                    flat = source.kind.empty(narrow.size, wide)
+                    flat[...] = narrow
+                # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
+                if widens or total.size == 0 or source.kind.overlaps(flat, total):
+                    total = source.kind.empty(mine.length, wide)
         yield from self.open(call)
         if memory is None:
-            yield from self._reduce_by_library(
-                "reduce_scatter", source, flat, op, target.flat, position, segments
-            )
+            assert self.library is not None
+            position.phase = "the MPI's reduce_scatter"
+            source.kind.message(flat)
+            counts = [segment.length for segment in segments]
+            yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
+            source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             yield from execute(memory, self.transport, self.tag, position)
         return target.done()
@@ -307,39 +328,6 @@ class Collectives:
             raise ValueError(
                 "algorithm='mpi' needs a ring over MPI, of one member a process"
             )
-
-    def _reduce_by_library(
-        self,
-        name: str,
-        source: Operand,
-        flat: Array,
-        op: str,
-        flat_out: Array,
-        position: Position,
-        segments: Segments | None = None,
-    ) -> Program[None]:
-        """The MPI's own reduction, in the accumulator's dtype; then finished by us."""
-        assert self.library is not None
-        position.phase = f"the MPI's {name}"
-        kind = source.kind
-        wide = arithmetic.library_dtype(op, source.dtype)
-        total = flat_out
-        if wide != source.dtype:
-            narrow, flat = flat, kind.empty(flat.size, wide)
-            flat[...] = narrow
-            total = flat if segments is None else kind.empty(flat_out.size, wide)
-        kind.message(flat)
-        if segments is None:
-            if total is not flat:
-                total[...] = flat
-            yield from self.library[name](total, op, wide)
-        else:
-            # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
-            if total.size == 0 or kind.overlaps(flat, total):
-                total = kind.empty(flat_out.size, wide)
-            counts = [segment.length for segment in segments]
-            yield from self.library[name](flat, op, total, wide, counts)
-        kind.finish(op, self.transport.size, total, flat_out)
 
 
 def chunks(nbytes: int) -> int:

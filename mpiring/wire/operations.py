@@ -61,6 +61,7 @@ class Operation(Generic[T]):
         self.deadline = _deadline(timeout)
         self.done = False
         self.waits_for: Request | None = None
+        self._was_forgiven = False
         self._program: Program[T] | None = program
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -77,11 +78,16 @@ class Operation(Generic[T]):
             self.finish(stop.value, None)
         except Exception as error:
             self.finish(None, error)
-        except (
-            BaseException
-        ) as error:  # an interrupt: the program is gone in the middle of its work
+        except BaseException as error:  # an interrupt, in the middle of the work
             self.finish(None, error)
             raise
+
+    def forgive_absence(self) -> None:
+        """Give an operation that nobody polled until its deadline had passed a moment to end, once."""
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            if not self._was_forgiven:
+                self.deadline = time.monotonic() + GRACE_SECONDS
+        self._was_forgiven = True
 
     @property
     def failed_alone(self) -> bool:
@@ -344,10 +350,12 @@ class Work(Generic[T]):
             RingTimeout: if ``timeout`` or the call's own deadline passes.
             Exception: what the call would have raised, on every rank.
         """
+        self._operation.forgive_absence()
         return self._operations.wait(self._operation, timeout)
 
     def test(self) -> bool:
         """Whether the operation is done; drives it on as far as it goes without waiting."""
+        self._operation.forgive_absence()
         return self._operations.poll(self._operation)
 
     def result(self) -> T:

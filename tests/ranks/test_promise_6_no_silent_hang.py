@@ -317,3 +317,16 @@ def test_an_exception_inside_with_does_not_communicate(comm, is_under_way):
     meet(comm)
     with Ring(comm) as new:
         assert new.allreduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_who_comes_late_to_a_healthy_operation_does_not_break_it(comm):
+    """The deadline passes while nobody polls: the first wait goes on for a moment before it gives up."""
+    with Ring(comm, timeout=60) as ring:
+        works = [
+            ring.allreduce(np.full(3, 8**comm.rank), async_op=True, timeout=0)
+            for _ in range(3)
+        ]
+        fingerprint = sum(8**rank for rank in range(comm.size))
+        assert [work.wait().tolist() for work in works] == [[fingerprint] * 3] * 3
+        assert ring.allreduce(1) == comm.size
