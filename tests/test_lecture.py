@@ -114,6 +114,7 @@ def test_each_figure_is_in_the_labs_table():
 COMMANDS = sorted({command for row in table(TEXT) for command in code(row[4])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_runs(command, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -29,7 +29,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_it_trains_the_model_of_one_process(size, tmp_path):
     picture = tmp_path / "new" / "loss.png"
     job = launch(size, [PROGRAM, "--plot", picture], timeout=180).check()

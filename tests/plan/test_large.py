@@ -19,6 +19,7 @@ print(set(proof.sent) == {{2 * ({size} - 1) * 1024 * 1000 // {size}}})
 GIBIBYTE = 1 << 30
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 def test_1024_ranks(algorithm, capsys):
     program = PROGRAM.format(size=1024, algorithm=algorithm)

@@ -235,7 +235,9 @@ def run(size, *words, **options):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 5, 8))]
+)
 def test_under_mpirun_one_rank_reports_for_all(size):
     job = run(size, "--json")
     assert job.returncode == 0, str(job)
