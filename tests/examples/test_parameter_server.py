@@ -22,7 +22,7 @@ def table(stdout: str) -> dict[str, tuple[str, str]]:
     return {row[0]: (row[1], row[-1]) for row in rows if len(row) > 1}
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_three_trainings(size):
     job = launch(size, [PROGRAM], timeout=180).check()
     rows = table(job.stdout)

@@ -59,6 +59,7 @@ def test_shards_of_every_length_even_none(tmp_path):
     assert float(table(job.stdout)["largest difference"][0]) < 1e-13
 
 
+@pytest.mark.slow
 def test_a_lost_gradient_is_told(tmp_path):
     tampered = f"""
 import sys

@@ -23,7 +23,9 @@ only_open_mpi = pytest.mark.skipif(
 
 
 @only_open_mpi
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))]
+)
 def test_b03_without_eager_sends(size):
     files = [RANKS / "test_messages.py", RANKS / "test_parameter_server.py"]
     options = ["-q", "-p", "no:cacheprovider", "-k", "b03 or everybody or b22 or mix"]
