@@ -270,7 +270,11 @@ def step_bar(comm: MPI.Intracomm, steps: int) -> Iterator[Advance]:
 
     form = "{l_bar}{bar}| {n:.0f}/{total_fmt} [{elapsed}<{remaining}]"
     with tqdm(total=steps, desc="training", ncols=88, bar_format=form) as bar:
-        yield bar.update
+
+        def advance(part: float) -> None:
+            bar.update(part)
+
+        yield advance
 
 
 if __name__ == "__main__":
