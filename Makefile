@@ -51,6 +51,7 @@ test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
 	@mkdir -p out
 	@# Every mutation of the schedules, and the ranks in most numbers: tracing them would take minutes more.
 	.venv/bin/python -m pytest -m untraced > out/untraced.log 2>&1 & untraced=$$!; traced=0; \
+	  trap 'kill $$untraced 2> /dev/null || :' EXIT; \
 	  .venv/bin/python -m pytest --cov --cov-report= -m 'not slow and not gpu and not untraced' || traced=$$?; \
 	  wait $$untraced && status=0 || status=$$?; cat out/untraced.log; exit $$((traced ? traced : status))
 	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)

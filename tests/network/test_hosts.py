@@ -128,6 +128,8 @@ class _waiting:
         self.outer = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, f"--rootdir={where}", where],
             stdout=subprocess.DEVNULL,
+            # A job in the background is started with the interrupt ignored, and so are its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __enter__(self) -> tuple[subprocess.Popen, list[int]]:
