@@ -18,6 +18,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from ..plan.catalog import algorithms, schedule
@@ -188,7 +189,7 @@ class Collectives:
                     f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
                     f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
                 )
-        width = source.array.size // length if length else _product(trailing)
+        width = source.array.size // length if length else prod(trailing)
         itemsize = source.kind.itemsize(source.dtype)
         path: RankProgram | None = None
         with call.local():
@@ -359,10 +360,3 @@ def known(what: str, value: Any, names: tuple[str, ...]) -> None:
         raise ValueError(
             f"unknown {what} {value!r}; known: {', '.join(map(repr, names))}"
         )
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
