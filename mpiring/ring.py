@@ -16,10 +16,11 @@ from .errors import RingError
 from .plan.schedules import Schedule
 from .wire import mpi, rooted
 from .wire.collectives import Collectives
+from .wire.device_transport import Carriage
 from .wire.execute import Position
 from .wire.messages import Message
 from .wire.session import Session
-from .wire.transport import Program, Transport
+from .wire.transport import Program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -309,7 +310,7 @@ class Ring:
         return bool(same[0] if isinstance(same, list) else same)
 
     def perform(
-        self, name: str, program: Callable[[Transport, Position], Program[T]]
+        self, name: str, program: Callable[[Carriage, Position], Program[T]]
     ) -> T:
         """Run a program of your own over this ring's transport, as one operation.
 
@@ -317,8 +318,9 @@ class Ring:
 
         Args:
             name: for messages.
-            program: makes the program from this rank's transport and position.  The ring's timeout counts
-                from the call, and again each time the program sets ``position.has_moved``.
+            program: makes the program from this rank's carriage, whose ``inner`` is the transport, and its
+                position.  The ring's timeout counts from the call, and again each time the program sets
+                ``position.has_moved``.
 
         Raises:
             RingError: if this process has several members, or inside :meth:`group`.
@@ -328,7 +330,7 @@ class Ring:
         session.need_one_member(name)
         session.refuse_in_group()
         position = Position(is_collective=False)
-        running = program(session.members[0].transport, position)
+        running = program(session.members[0].carriage, position)
         result: T = session.start(name, [running], position, session.timeout)
         return result
 
@@ -368,8 +370,7 @@ class Ring:
             ValueError: here alone, naming both, if the sender's dtype or count is another one.
             TypeError, RingTimeout: as for :meth:`send`.
         """
-        self._session.message(Message(False, out, source, tag), timeout)
-        return out
+        return self._session.message(Message(False, out, source, tag), timeout)
 
     def group(self, timeout: float | None = None) -> AbstractContextManager[None]:
         """Sends and receives inside are posted together when it ends, so that no order deadlocks.

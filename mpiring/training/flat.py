@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ..plan.segments import Segments
 from ..wire.arithmetic import Array
-from ..wire.arrays import kind_named, kind_of
+from ..wire.arrays import NUMPY, kind_named, kind_of
+from ..wire.device_transport import Carriage
+from ..wire.transport import Request
 
 
 class Signature(NamedTuple):
@@ -54,28 +56,77 @@ def groups(signatures: Iterable[Signature]) -> list[list[Signature]]:
 
 
 class Flat:
-    """One flat buffer, and a view of it for each named array.
+    """One flat buffer, and a part of it for each named array.
 
     Args:
         signatures: of one dtype and kind.
+
+    Attributes:
+        signatures: the same.
+        whole: the buffer as an array that a ring's collectives take, in place.
     """
 
     def __init__(self, signatures: list[Signature]) -> None:
         self.signatures = signatures
         self._kind = kind_named(signatures[0].kind)
         parts = Segments.of_lengths([item.elements for item in signatures])
-        self.buffer: Array = self._kind.empty(parts.count, signatures[0].dtype)
-        self.views: dict[str, Array] = {
-            item.name: self.buffer[part.slice].reshape(item.shape)
+        theirs, buffer = self._kind.new(parts.count, signatures[0].dtype)
+        self.whole: Array = buffer if theirs is None else theirs
+        self._buffer: Array = buffer
+        # A part as the user sees it, unless a new array is made each time, and as we do.
+        self._parts: dict[str, tuple[Any, Array]] = {
+            item.name: (
+                None if theirs is None else theirs[part.slice].reshape(item.shape),
+                buffer[part.slice].reshape(item.shape),
+            )
             for item, part in zip(signatures, parts)
+        }
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """The named arrays: views of the buffer, or copies if their kind is immutable."""
+        kind = self._kind.bound(self._buffer)
+        return {
+            name: kind.finished(theirs, part)
+            for name, (theirs, part) in self._parts.items()
         }
 
     def fill(self, arrays: Mapping[str, Any]) -> None:
         """Copy the arrays in; what is None or not there becomes zeros."""
-        for name, view in self.views.items():
-            array = arrays.get(name)
-            view[...] = 0 if array is None else self._kind.as_array(array)
+        self.update({name: arrays.get(name) for name in self._parts})
 
-    def message(self) -> Array:
-        """The buffer as bytes that a transport takes."""
-        return self._kind.message(self.buffer)
+    def update(self, arrays: Mapping[str, Any]) -> None:
+        """Copy the arrays in that are there; None becomes zeros, and a number goes everywhere."""
+        kind = self._kind.bound(self._buffer)
+        for name, (_, part) in self._parts.items():
+            if name in arrays:
+                kind.copy(_values(arrays[name]), part)
+        kind.finished(self.whole, self._buffer)
+
+    def copied(self) -> Flat:
+        """Another one that holds the same."""
+        copy = Flat(self.signatures)
+        kind = self._kind.bound(copy._buffer)
+        kind.copy(self._buffer, copy._buffer)
+        kind.finished(copy.whole, copy._buffer)
+        return copy
+
+    def post(self, carriage: Carriage, is_send: bool, peer: int, tag: int) -> Request:
+        """Start to send or receive the buffer."""
+        kind = self._kind.bound(self._buffer)
+        stages = carriage.stages(kind, self._buffer)
+        if stages:
+            carriage.reserve(kind, 1)
+        transport = carriage.transport(kind, stages, someone_stages=True)
+        post = transport.isend if is_send else transport.irecv
+        return post(kind.message(self._buffer), peer, tag)
+
+
+def _values(given: Any) -> Any:
+    """What to copy from: an array, or a number for every element."""
+    if given is None:
+        return 0
+    if isinstance(given, (bool, int, float, complex)):
+        return given
+    kind = NUMPY if isinstance(given, (list, tuple)) else kind_of(given)
+    return kind.as_array(given)

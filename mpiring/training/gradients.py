@@ -152,13 +152,13 @@ def _average(
         flat = Flat(bucket)
         flat.fill(leaves)
         work = ring.allreduce(
-            flat.buffer, op, out=flat.buffer, order=order, async_op=True
+            flat.whole, op, out=flat.whole, order=order, async_op=True
         )
-        started.append((work, flat.views))
+        started.append((work, flat))
     averaged: dict[str, Array] = {}
-    for work, views in started:
+    for work, flat in started:
         work.wait()
-        averaged.update(views)
+        averaged.update(flat.views)
     return averaged
 
 

@@ -34,9 +34,10 @@ import numpy as np
 from ..errors import RingError
 from ..ring import Ring
 from ..wire.arithmetic import Array
+from ..wire.device_transport import Carriage
 from ..wire.execute import Position
 from ..wire.mpi import TAG_SERVER
-from ..wire.transport import Program, Request, Transport, together, wait
+from ..wire.transport import Program, Request, together, wait
 from .agreement import check_server, difference, everyone_says, parameter
 from .flat import Flat, groups, signature
 
@@ -142,8 +143,8 @@ class ParameterServer:
                 raise ValueError(
                     f"update: gave {got} for {name}, expected shape {current[name].shape}"
                 )
-        for name, value in new.items():
-            current[name][...] = value
+        for flat in self._params:
+            flat.update(new)
 
     # ---- the workers' side ------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class ParameterServer:
             self.ring.perform("pull", self._ask_for_parameters)
         else:
             self._in_step(_PULL)
-        return {name: view.copy() for name, view in self.params.items()}
+        return _named([flat.copied() for flat in self._params])
 
     def push(self, grads: Mapping[str, Any]) -> None:
         """Give gradients to the server.
@@ -245,13 +246,13 @@ class ParameterServer:
             return None
         if _PULL in workers:
             for flat in self._params:
-                ring.broadcast(flat.buffer, self.root)
+                ring.broadcast(flat.whole, self.root)
             return _PULL
         for flat in self._grads:
             if wanted != _PUSH:
                 flat.fill({})
-            out = flat.buffer if ring.rank == self.root else None
-            ring.reduce(flat.buffer, "sum", self.root, out=out)
+            out = flat.whole if ring.rank == self.root else None
+            ring.reduce(flat.whole, "sum", self.root, out=out)
         return _PUSH
 
     def _wishes(self, wanted: int, failure: bytes = b"") -> list[int]:
@@ -269,11 +270,11 @@ class ParameterServer:
     # ---- asynchronous: messages between a worker and the server -----------------------------------
 
     def _listen_to_all(
-        self, transport: Transport, position: Position
+        self, carriage: Carriage, position: Position
     ) -> Program[Exception | None]:
         failures: list[Exception] = []
-        workers = [rank for rank in range(transport.size) if rank != self.root]
-        lines = [_Line(transport, position, rank) for rank in workers]
+        workers = [rank for rank in range(carriage.inner.size) if rank != self.root]
+        lines = [_Line(carriage, position, rank) for rank in workers]
         yield from together([self._listen(line, failures) for line in lines])
         return failures[0] if failures else None
 
@@ -284,7 +285,7 @@ class ParameterServer:
             wish = bytearray(1)
             yield from line.receive(wish)
             if wish[0] == _PUSH:
-                yield from line.move(line.transport.irecv, grads)
+                yield from line.move(False, grads)
                 if not failures:
                     try:
                         self._apply(grads)
@@ -296,27 +297,23 @@ class ParameterServer:
             yield from line.send(_REPLY.pack(len(text), text))
             if text or wish[0] == _DONE:
                 return
-            snapshot = [Flat(flat.signatures) for flat in self._params]
-            for copy, flat in zip(snapshot, self._params):
-                copy.buffer[...] = flat.buffer
-            yield from line.move(line.transport.isend, snapshot)
+            snapshot = [flat.copied() for flat in self._params]
+            yield from line.move(True, snapshot)
 
     def _ask_for_parameters(
-        self, transport: Transport, position: Position
+        self, carriage: Carriage, position: Position
     ) -> Program[None]:
-        line = _Line(transport, position, self.root)
+        line = _Line(carriage, position, self.root)
         yield from self._ask(line, _PULL)
-        yield from line.move(transport.irecv, self._params)
+        yield from line.move(False, self._params)
 
-    def _send_gradients(
-        self, transport: Transport, position: Position
-    ) -> Program[None]:
-        line = _Line(transport, position, self.root)
+    def _send_gradients(self, carriage: Carriage, position: Position) -> Program[None]:
+        line = _Line(carriage, position, self.root)
         yield from line.send(bytes([_PUSH]))
-        yield from line.move(transport.isend, self._grads)
+        yield from line.move(True, self._grads)
 
-    def _say_done(self, transport: Transport, position: Position) -> Program[None]:
-        yield from self._ask(_Line(transport, position, self.root), _DONE)
+    def _say_done(self, carriage: Carriage, position: Position) -> Program[None]:
+        yield from self._ask(_Line(carriage, position, self.root), _DONE)
 
     def _ask(self, line: _Line, wish: int) -> Program[None]:
         yield from line.send(bytes([wish]))
@@ -336,21 +333,23 @@ class ParameterServer:
 class _Line:
     """The messages between one worker and the server."""
 
-    def __init__(self, transport: Transport, position: Position, peer: int) -> None:
-        self.transport = transport
+    def __init__(self, carriage: Carriage, position: Position, peer: int) -> None:
+        self._carriage = carriage
         self._position = position
         self._peer = peer
 
     def send(self, data: bytes) -> Program[None]:
-        yield from self._wait(self.transport.post_send(data, self._peer, TAG_SERVER))
+        transport = self._carriage.inner
+        yield from self._wait(transport.post_send(data, self._peer, TAG_SERVER))
 
     def receive(self, room: bytearray) -> Program[None]:
-        yield from self._wait(self.transport.post_receive(room, self._peer, TAG_SERVER))
+        transport = self._carriage.inner
+        yield from self._wait(transport.post_receive(room, self._peer, TAG_SERVER))
 
-    def move(self, post: Callable[..., Request], flats: list[Flat]) -> Program[None]:
-        """Send or receive flat buffers, all at once."""
-        requests = [post(flat.message(), self._peer, TAG_SERVER) for flat in flats]
-        for request in requests:
+    def move(self, is_send: bool, flats: list[Flat]) -> Program[None]:
+        """Send or receive flat buffers, one after another."""
+        for flat in flats:
+            request = flat.post(self._carriage, is_send, self._peer, TAG_SERVER)
             yield from self._wait(request)
 
     def _wait(self, request: Request) -> Program[None]:

@@ -11,12 +11,21 @@ from .agree import FAILURE_BYTES, Summary, shortened
 
 
 class Call:
-    """What one rank was asked to do, and what was wrong with it."""
+    """What one rank was asked to do, and what was wrong with it.
+
+    Attributes:
+        name: of the collective.
+        fields: what must be equal on all ranks, by name.
+        failure: what went wrong here, None if nothing did.
+        stages: whether this rank's buffers travel through host memory.
+        someone_stages: whether some rank's do, known after the opening exchange.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fields: tuple[tuple[str, str], ...] = ()
         self.failure: Exception | None = None
+        self.stages = self.someone_stages = False
 
     @contextmanager
     def local(self) -> Iterator[None]:

@@ -27,7 +27,9 @@ from ..plan.segments import Segments
 from . import arithmetic
 from .agree import Opening
 from .arithmetic import Array
+from .arrays import Kind
 from .calls import Call, difference
+from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Memory, Scratch
 from .operands import Operand, checked_output, flat_input, operand, output
@@ -44,6 +46,9 @@ _MOST_CHUNKS = 1024
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
 
+# A payload begins with whether its rank stages device memory.
+_STAGES = (b"\0", b"\1")
+
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
 
@@ -56,6 +61,7 @@ class Collectives:
         tag: of the schedules' messages.
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
+        device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class Collectives:
         *,
         check: bool = True,
         library: Library | None = None,
+        device_transport: str = "staged",
     ) -> None:
         self.transport = transport
+        self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self._opening = opening
         self.tag = tag
@@ -92,6 +100,7 @@ class Collectives:
                 return target.flat[segments[segment].slice]
 
             memory = self.memory(path, source, segments, flat, everywhere, op)
+            self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
@@ -102,11 +111,10 @@ class Collectives:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
             total[...] = flat
-            source.kind.message(total)
             yield from self.library["allreduce"](total, op, wide)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.transport, self.tag, position)
+            yield from execute(memory, self.carrier(call, source), self.tag, position)
         return target.done()
 
     def reduce_scatter(
@@ -126,6 +134,7 @@ class Collectives:
                 return target.flat if segment == self.transport.rank else None
 
             memory = self.memory(path, source, segments, flat, at_home, op)
+            self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
             if memory is None:
@@ -140,12 +149,11 @@ class Collectives:
         if memory is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
-            source.kind.message(flat)
             counts = [segment.length for segment in segments]
             yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.transport, self.tag, position)
+            yield from execute(memory, self.carrier(call, source), self.tag, position)
         return target.done()
 
     def allgather(
@@ -165,10 +173,12 @@ class Collectives:
                 ("algorithm", str(algorithm)),
             )
             known("algorithm", algorithm, ("auto", "mpi", *algorithms("allgather")))
-            self.need_library(algorithm)
+            self.need_library(algorithm, source.kind)
+            self.carry(call, source, None)
             given = -1
             if out is not None:
                 wanted = checked_output(source, out)
+                self.carry(call, source, None, wanted)
                 if wanted.shape[1:] != trailing or wanted.ndim != max(
                     source.array.ndim, 1
                 ):
@@ -199,7 +209,7 @@ class Collectives:
             flat = source.kind.flat(source.array)
             if not source.kind.same_memory(flat, mine):
                 overlaps = source.kind.overlaps(flat, mine)
-                mine[...] = source.kind.copied(flat) if overlaps else flat
+                source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
             def everywhere(segment: int) -> Array:
                 return target.flat[segments[segment].slice]
@@ -208,6 +218,7 @@ class Collectives:
                 name = "ring" if algorithm == "auto" else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
             memory = self.memory(path, source, segments, None, everywhere, "max")
+            self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
         if memory is None:
             assert self.library is not None
@@ -216,7 +227,7 @@ class Collectives:
             whole = source.kind.message(target.flat)
             yield from self.library["allgather"](whole, counts)
         else:
-            yield from execute(memory, self.transport, self.tag, position)
+            yield from execute(memory, self.carrier(call, source), self.tag, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -248,10 +259,13 @@ class Collectives:
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
+        call.someone_stages = call.stages
         if not (self._check or always):
             if call.failure is not None:
                 raise call.take_failure()
             return []
+        if call.stages or payload:
+            payload = _STAGES[call.stages] + payload
         summary, payloads = yield from self._opening.exchange(
             call.text(), call.failure_text(self.transport.rank), payload
         )
@@ -260,6 +274,9 @@ class Collectives:
             raise call.error(summary, self.transport.rank)
         if summary.other is not None:
             raise difference(summary)
+        if any(payloads):
+            call.someone_stages = any(said[:1] == _STAGES[True] for said in payloads)
+            payloads = [said[1:] for said in payloads]
         return payloads
 
     def settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
@@ -296,7 +313,7 @@ class Collectives:
         arithmetic.check_op(op, source.dtype)
         known("order", order, ("ring", "rank"))
         known("algorithm", algorithm, ("auto", "mpi", *algorithms(call.name)))
-        self.need_library(algorithm)
+        self.need_library(algorithm, source.kind)
         if algorithm == "mpi":
             return None
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
@@ -324,11 +341,40 @@ class Collectives:
             source.kind, path, segments, flat, result, op, source.dtype, self.scratch
         )
 
-    def need_library(self, algorithm: str) -> None:
-        if algorithm == "mpi" and self.library is None:
+    def need_library(self, algorithm: str, kind: Kind) -> None:
+        """Raise if the MPI's own collective is asked for and cannot be had."""
+        if algorithm != "mpi":
+            return
+        if self.library is None:
             raise ValueError(
                 "algorithm='mpi' needs a ring over MPI, of one member a process"
             )
+        if kind.is_device:
+            raise ValueError(
+                "algorithm='mpi' takes host memory only: the MPIs' own collectives crash on device memory, or copy "
+                "it to the host and reduce there; pass 'auto', or a host copy"
+            )
+
+    # ---- device memory ----------------------------------------------------------------------------
+
+    def carry(
+        self, call: Call, source: Operand, path: RankProgram | None, *arrays: Array
+    ) -> None:
+        """Find out how the buffers of a call travel from this rank, and take the memory for it."""
+        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
+        self.reserve(call, source, path)
+
+    def reserve(self, call: Call, source: Operand, path: RankProgram | None) -> None:
+        """Take the memory to stage what a step has under way at one time."""
+        if call.stages and path is not None:
+            busiest = max(
+                (len(s.sends) + len(s.receives) for s in path.steps), default=0
+            )
+            self.carriage.reserve(source.kind, busiest)
+
+    def carrier(self, call: Call, source: Operand) -> Transport:
+        """The transport for the buffers of a call that has been opened."""
+        return self.carriage.transport(source.kind, call.stages, call.someone_stages)
 
 
 def chunks(nbytes: int) -> int:

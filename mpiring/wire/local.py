@@ -95,6 +95,8 @@ class LocalNetwork:
             deliveries = self._under_way
             options = len(ready) + len(deliveries)
             if not options:
+                if any(request.is_busy for request in waits.values() if request):
+                    continue
                 break
             # The last option is a poll of a rank for which nothing has happened.
             option = self._pick(options + bool(waiting))

@@ -14,7 +14,8 @@ import struct
 from typing import Any, NamedTuple
 
 from .arithmetic import DTYPES
-from .operands import Operand, checked_output, operand
+from .device_transport import Carriage
+from .operands import Operand, Target, checked_output, operand
 from .transport import Program, Transport, together, wait
 
 USER_TAGS = 1 << 14  # tags 0 .. USER_TAGS - 1 are the user's
@@ -32,37 +33,54 @@ class Message(NamedTuple):
     tag: int
 
 
+class _Post(NamedTuple):
+    """A message that has been checked."""
+
+    place: int  # among the messages of its group
+    message: Message
+    source: Operand
+    transport: Transport  # for its data
+
+
 def exchange(
-    transport: Transport, messages: list[Message], is_group: bool = True
+    carriage: Carriage, messages: list[Message], is_group: bool = True
 ) -> Program[list[Any]]:
     """Post all messages together and wait for all; gives the array of each.
 
     Args:
-        transport: carries them.
+        carriage: of this rank.
         messages: sends and receives, in the order of the calls.
         is_group: whether they stand in a group; one alone cannot be to oneself.
+
+    Returns:
+        what was sent and received; of a receive into what cannot be filled, a new array.
 
     Raises:
         ValueError, TypeError: for a wrong argument, before anything is sent.
         ValueError: if what arrives is not what a receive has room for, after all are done.
     """
-    checked = [_checked(transport, message, is_group) for message in messages]
-    receives: dict[tuple[int, int], list[tuple[int, Operand, Any]]] = {}
-    for place, (message, source) in enumerate(zip(messages, checked)):
-        if not message.is_send:
-            channel = (message.peer, message.tag)
-            receives.setdefault(channel, []).append((place, source, message.array))
+    transport = carriage.inner
+    channels: dict[tuple[bool, int, int], list[_Post]] = {}
+    posts = []
+    for place, message in enumerate(messages):
+        source = _checked(transport, message, is_group)
+        stages = carriage.stages(source.kind, source.array)
+        # Neither end knows the other's memory, so that all data are cut as if it were staged.
+        carrier = carriage.transport(source.kind, stages, someone_stages=True)
+        posts.append(_Post(place, message, source, carrier))
+        channel = (message.is_send, message.peer, message.tag)
+        channels.setdefault(channel, []).append(posts[-1])
+        if stages:
+            carriage.reserve(source.kind, len(channels))
+    results = [message.array for message in messages]
     programs = [
-        _receive_all(transport, peer, tag, waiting)
-        for (peer, tag), waiting in receives.items()
-    ]
-    programs += [
-        _send(transport, message, source)
-        for message, source in zip(messages, checked)
-        if message.is_send
+        (_send_all if channel[0].message.is_send else _receive_all)(
+            transport, channel, results
+        )
+        for channel in channels.values()
     ]
     yield from together(programs)
-    return [message.array for message in messages]
+    return results
 
 
 def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
@@ -84,47 +102,59 @@ def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
         raise ValueError(f"{me}: tag must be 0 to {USER_TAGS - 1}, got {tag!r}")
     try:
         source = operand(array)
-        if not message.is_send:
+        is_immutable = source.kind.is_immutable(array)
+        if is_immutable and is_group and not message.is_send:
+            raise TypeError(
+                f"a {type(array).__name__} cannot be filled in a group; receive into another kind of array"
+            )
+        if not message.is_send and not is_immutable:
             checked_output(source, array)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{me}: {error}") from None
     return source
 
 
-def _send(transport: Transport, message: Message, source: Operand) -> Program[None]:
-    kind = source.kind
-    flat = kind.flat(source.array)
-    header = _HEADER.pack(_CODES.index(source.dtype), flat.size)
-    requests = [
-        transport.post_send(header, message.peer, message.tag),
-        transport.isend(kind.message(flat), message.peer, message.tag),
-    ]
-    for request in requests:
-        yield from wait(request)
+def _send_all(
+    transport: Transport, channel: list[_Post], results: list[Any]
+) -> Program[None]:
+    """The sends of one channel, one after another."""
+    for place, (_, theirs, peer, tag), source, carrier in channel:
+        kind = source.kind
+        flat = kind.flat(source.array)
+        header = _HEADER.pack(_CODES.index(source.dtype), flat.size)
+        requests = [
+            transport.post_send(header, peer, tag),
+            carrier.isend(kind.message(flat), peer, tag),
+        ]
+        for request in requests:
+            yield from wait(request)
+        results[place] = kind.finished(theirs, source.array)
 
 
 def _receive_all(
-    transport: Transport, peer: int, tag: int, waiting: list[tuple[int, Operand, Any]]
+    transport: Transport, channel: list[_Post], results: list[Any]
 ) -> Program[None]:
     """The receives of one channel, one after another: their headers and data come in turns."""
     failure: ValueError | None = None
-    for _, target, out in waiting:
+    for place, (_, out, peer, tag), source, carrier in channel:
         header = bytearray(_HEADER.size)
         yield from wait(transport.post_receive(header, peer, tag))
         code, count = _HEADER.unpack(header)
-        kind, array = target.kind, target.array
-        fits = (_CODES[code], count) == (target.dtype, array.size)
-        if fits and kind.is_flat(array):
-            flat = array.reshape(-1)
-        else:
-            flat = kind.empty(count, _CODES[code])
-        yield from wait(transport.irecv(kind.message(flat), peer, tag))
+        kind, array = source.kind, source.array
+        fits = (_CODES[code], count) == (source.dtype, array.size)
         if not fits:
+            rest = kind.empty(count, _CODES[code])
+            yield from wait(carrier.irecv(kind.message(rest), peer, tag))
             failure = failure or ValueError(
-                f"recv: rank {transport.rank} passed {target.description}, but rank {peer} sent "
+                f"recv: rank {transport.rank} passed {source.description}, but rank {peer} sent "
                 f"{count} elements of {_CODES[code]}; dtype and count must be the sender's"
             )
-        elif not kind.is_flat(array):
-            kind.write_back(flat, array)
+            continue
+        if kind.is_immutable(out):
+            target = Target(kind, *kind.new(array.shape, source.dtype))
+        else:
+            target = Target(kind, out, array)
+        yield from wait(carrier.irecv(kind.message(target.flat), peer, tag))
+        results[place] = target.done()
     if failure is not None:
         raise failure

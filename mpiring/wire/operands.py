@@ -21,59 +21,82 @@ class Operand(NamedTuple):
 
 
 class Target:
-    """Where a result goes: memory of ours, the user's ``out``, or both when ``out`` is strided."""
+    """Where a result goes.
+
+    Args:
+        kind: bound to the call.
+        theirs: the user's array.
+        array: the same as an array of the kind's engine.
+        is_filled: whether it holds the result already, as a broadcast's root does.
+
+    Attributes:
+        flat: where the result is written: the array's memory, or memory of ours if it is strided.
+    """
 
     def __init__(
-        self, kind: Kind, result: Array, flat: Array, write_back: bool
+        self, kind: Kind, theirs: Any, array: Array, is_filled: bool = False
     ) -> None:
         self._kind = kind
-        self._result = result
-        self.flat = flat
-        self._write_back = write_back
+        self._theirs = theirs
+        self._array = array
+        self._is_apart = not kind.is_flat(array) and not is_filled
+        if is_filled:
+            self.flat = kind.flat(array)
+        elif self._is_apart:
+            self.flat = kind.empty(array.size, kind.dtype_name(array))
+        else:
+            self.flat = array.reshape(-1)
 
-    def done(self) -> Array:
-        if self._write_back:
-            self._kind.write_back(self.flat, self._result)
-        return self._result
+    def done(self) -> Any:
+        """The user's array, when all work on ``flat`` has been asked for."""
+        if self._is_apart:
+            self._kind.copy(self.flat.reshape(self._array.shape), self._array)
+        return self._kind.finished(self._theirs, self._array)
 
 
 def operand(x: Any) -> Operand:
     kind = kind_of(x)
     array = kind.as_array(x)
-    return Operand(kind, array, kind.dtype_name(array))
+    dtype = kind.dtype_name(array)
+    return Operand(kind.bound(array), array, dtype)
 
 
 def checked_output(source: Operand, out: Any) -> Array:
-    if (
-        kind_of(out) is not source.kind
-        or not hasattr(out, "shape")
-        or not hasattr(out, "strides")
-    ):
+    """The user's ``out`` as an array of the engine."""
+    kind = kind_of(out)
+    if kind.name != source.kind.name or not hasattr(out, "shape"):
         raise TypeError(
             f"out is a {type(out).__name__}, expected a {source.kind.name} array like x"
         )
-    if source.kind.dtype_name(out) != source.dtype:
+    if kind.is_immutable(out):
         raise ValueError(
-            f"out has dtype {out.dtype}, x has {source.array.dtype}; they must match"
+            f"out is a {type(out).__name__}, which cannot be filled; leave it out, and take what is returned"
         )
-    if not source.kind.is_writeable(out):
+    array = kind.as_array(out)
+    dtype = kind.dtype_name(array)
+    if dtype != source.dtype:
+        raise ValueError(
+            f"out has dtype {dtype}, x has {source.dtype}; they must match"
+        )
+    if kind.device_of(array) != kind.device_of(source.array):
+        raise ValueError(
+            f"out is on {kind.device_of(array)}, x on {kind.device_of(source.array)}; "
+            "pass an out on the device of x"
+        )
+    if not (kind.is_array(out) and kind.is_writeable(array)):
         raise ValueError(
             "out is read-only or its elements share memory; pass a writeable array"
         )
-    return source.kind.as_array(out)
+    return array
 
 
 def output(source: Operand, out: Any, shape: tuple[int, ...]) -> Target:
-    kind = source.kind
     if out is None:
-        result = kind.empty(shape, source.dtype)
-        return Target(kind, result, result.reshape(-1), False)
+        return Target(source.kind, *source.kind.new(shape, source.dtype))
     array = checked_output(source, out)
     if tuple(array.shape) != tuple(shape):
         raise ValueError(f"out has shape {tuple(array.shape)}, expected {tuple(shape)}")
-    if kind.is_flat(array):
-        return Target(kind, out, array.reshape(-1), False)
-    return Target(kind, out, kind.empty(array.size, source.dtype), True)
+    return Target(source.kind, out, array)
 
 
 def flat_input(source: Operand, target: Target, part: slice | None = None) -> Array:

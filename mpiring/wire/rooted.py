@@ -17,7 +17,7 @@ from ..plan.segments import Segments
 from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import DTYPES, Array
-from .arrays import KINDS, kind_named, kinds_here
+from .arrays import KINDS, NUMPY, kind_named, kind_of, kinds_here
 from .calls import Call
 from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
 from .execute import Position, execute
@@ -61,14 +61,14 @@ def reduce(
         memory = member.memory(path, source, segments, flat, on_root, op)
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
+        member.carry(call, source, path, flat if target is None else target.flat)
     yield from member.open(call)
     if memory is not None:
-        yield from execute(memory, transport, member.tag, position)
+        yield from execute(memory, member.carrier(call, source), member.tag, position)
     else:
         assert member.library is not None
         position.phase = "the MPI's reduce"
         total[...] = flat
-        source.kind.message(total)
         yield from member.library["reduce"](total, op, wide, root)
         if target is not None:
             source.kind.finish(op, transport.size, total, target.flat)
@@ -84,7 +84,7 @@ def broadcast(
     with call.local():
         call.fields = (("algorithm", str(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
-        member.need_library(algorithm)
+        member.need_library(algorithm, NUMPY if x is None else kind_of(x))
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
@@ -115,7 +115,9 @@ def _broadcast(
         if x is not None:
             source = operand(x)
             said = _signature(source)
-            if not is_root and not source.kind.is_writeable(source.array):
+            is_filled = not is_root and source.kind.is_array(x)
+            member.carry(call, source, None)
+            if is_filled and not source.kind.is_writeable(source.array):
                 raise ValueError(
                     "x is read-only or its elements share memory, and it would be filled; "
                     "pass a writeable array, or None off the root"
@@ -124,19 +126,21 @@ def _broadcast(
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
             )
+        else:
+            call.stages = member.carriage.stages_new()
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
     position.phase = "taking memory for the result"
     if x is None:
-        source = _like(payloads[root])
-    kind, array = source.kind, source.array
-    result = x if x is not None and kind.is_array(x) else array
-    if is_root:
-        target = Target(kind, result, kind.flat(array), False)
-    elif kind.is_flat(array):
-        target = Target(kind, result, array.reshape(-1), False)
-    else:
-        target = Target(kind, result, kind.empty(array.size, source.dtype), True)
+        source, target = _like(payloads[root])
+        member.carry(call, source, None)
+    elif source.kind.is_array(x):
+        target = Target(source.kind, x, source.array, is_filled=is_root)
+    else:  # a number, or what cannot be filled
+        target = Target(source.kind, *source.kind.new(source.array.shape, source.dtype))
+        if is_root:
+            source.kind.copy(source.kind.flat(source.array), target.flat)
+    kind = source.kind
     path = choose(target.flat.size * kind.itemsize(source.dtype))
     if path is None:
         assert member.library is not None
@@ -151,7 +155,8 @@ def _broadcast(
     memory = Memory(
         kind, path, segments, None, everywhere, "max", source.dtype, member.scratch
     )
-    yield from execute(memory, transport, member.tag, position)
+    member.reserve(call, source, path)
+    yield from execute(memory, member.carrier(call, source), member.tag, position)
     return target.done()
 
 
@@ -205,13 +210,14 @@ def run(
             source.dtype,
             member.scratch,
         )
+        member.carry(call, source, path, flat if target is None else target.flat)
     yield from member.open(call)
     if not reduces:
         assert target is not None
         mine = target.flat[segments[plan.owned(rank)].slice]
         if not source.kind.same_memory(flat, mine):
-            mine[...] = flat
-    yield from execute(memory, member.transport, member.tag, position)
+            source.kind.copy(flat, mine)
+    yield from execute(memory, member.carrier(call, source), member.tag, position)
     return None if target is None else target.done()
 
 
@@ -236,7 +242,7 @@ def _run_broadcast(
     )
     if not is_copied:
         return result
-    target.flat[...] = source.kind.flat(source.array)
+    source.kind.copy(source.kind.flat(source.array), target.flat)
     return target.done()
 
 
@@ -341,7 +347,9 @@ def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
             )
 
 
-def _like(said: bytes) -> Operand:
+def _like(said: bytes) -> tuple[Operand, Target]:
     name, dtype, shape = _parsed(said)
     kind = kind_named(name)
-    return Operand(kind, kind.empty(shape, dtype), dtype)
+    theirs, array = kind.new(shape, dtype)
+    kind = kind.bound(array)
+    return Operand(kind, array, dtype), Target(kind, theirs, array)

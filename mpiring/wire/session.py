@@ -133,13 +133,13 @@ class Session:
 
     # ---- messages ---------------------------------------------------------------------------------
 
-    def message(self, message: Message, timeout: float | None) -> None:
-        """Exchange a message now, or note it if a group is open."""
+    def message(self, message: Message, timeout: float | None) -> Any:
+        """Exchange a message now, or note it if a group is open; gives its array."""
         if self._group is not None:
             self._group.append(message)
-        else:
-            name = "send" if message.is_send else "recv"
-            self._exchange(name, [message], timeout)
+            return message.array
+        name = "send" if message.is_send else "recv"
+        return self._exchange(name, [message], timeout)[0]
 
     @contextmanager
     def group(self, timeout: float | None) -> Iterator[None]:
@@ -171,12 +171,14 @@ class Session:
 
     def _exchange(
         self, name: str, messages: list[Message], timeout: float | None
-    ) -> None:
+    ) -> list[Any]:
         self.need_one_member(name)
         seconds = self.timeout if timeout is None else _seconds(timeout)
-        transport = self.members[0].transport
-        program = exchange(transport, messages, is_group=name == "group")
-        self.start(name, [program], Position(is_collective=False), seconds)
+        carriage = self.members[0].carriage
+        program = exchange(carriage, messages, is_group=name == "group")
+        position = Position(is_collective=False)
+        arrays: list[Any] = self.start(name, [program], position, seconds)
+        return arrays
 
     # ---- the end ----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 from ..plan.segments import pieces
@@ -53,6 +54,11 @@ class Request(ABC):
     def test(self) -> bool:
         """Whether it is complete; never blocks, and stays true once it was."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it goes on by being tested, not by messages alone."""
+        return False
+
     def __str__(self) -> str:
         return f"{self.verb} rank {self.peer}"
 
@@ -75,6 +81,10 @@ class AnyOf(Request):
 
     def test(self) -> bool:
         return any(request.test() for request in self.requests)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(request.is_busy for request in self.requests)
 
     def __str__(self) -> str:
         return " or to ".join(dict.fromkeys(map(str, self.requests)))
@@ -119,6 +129,14 @@ class Transport(ABC):
         self.rank = rank
         self.size = size
         self.message_bytes = message_bytes
+
+    def with_messages_of(self, message_bytes: int) -> Transport:
+        """The same transport with another longest message."""
+        if message_bytes == self.message_bytes:
+            return self
+        other = copy(self)
+        other.message_bytes = message_bytes
+        return other
 
     def isend(self, buffer: Buffer, dest: int, tag: int) -> Request:
         """Start to send a buffer of bytes."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError
 from mpiring.training import parameter_server
+from mpiring.wire.device_transport import Carriage
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork
 
@@ -59,25 +60,27 @@ def check(module, size, seed, protocol, root=0, failing=None):
 
     def server(transport):
         server = make(transport)
-        failure = yield from server._listen_to_all(transport, Position(False))
+        carriage = Carriage(transport, "direct")
+        failure = yield from server._listen_to_all(carriage, Position(False))
         if failure is not None:
             raise failure
         return server.params
 
     def worker(transport):
         server, random = make(transport), Random(seed + transport.rank)
+        carriage = Carriage(transport, "direct")
         pushed = 0
         while pushed < 4:
             if random.random() < 0.6:
                 pushed += 1
                 fill(server)
-                yield from server._send_gradients(transport, Position(False))
+                yield from server._send_gradients(carriage, Position(False))
             else:
-                yield from server._ask_for_parameters(transport, Position(False))
+                yield from server._ask_for_parameters(carriage, Position(False))
                 numbers = {int(n) for p in server.params.values() for n in np.ravel(p)}
                 assert len(numbers) == 1, f"arrays of several moments: {numbers}"
                 assert numbers.pop() // 8**transport.rank % 8 == pushed
-        yield from server._say_done(transport, Position(False))
+        yield from server._say_done(carriage, Position(False))
 
     def fill(server):
         for flat in server._grads:
@@ -122,12 +125,12 @@ MISTAKES = {
         "grads = self._grads",
     ),
     "sends what it goes on changing": (
-        "snapshot = [Flat(flat.signatures) for flat in self._params]",
+        "snapshot = [flat.copied() for flat in self._params]",
         "snapshot = self._params",
     ),
     "does not wait for the gradients": (
-        "        for request in requests:\n            yield from self._wait(request)\n",
-        "        yield from self._wait(requests[0])\n",
+        "            yield from self._wait(request)\n",
+        "            if flat is flats[0]:\n                yield from self._wait(request)\n",
     ),
     "loses what was put in the place of an array": (
         "new = {n: value for n, value in given.items() if value is not current.get(n)}",

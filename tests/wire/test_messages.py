@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError
 from mpiring.wire import messages
+from mpiring.wire.device_transport import Carriage
 from mpiring.wire.local import LocalNetwork
 from mpiring.wire.messages import USER_TAGS, Message, exchange
 from mpiring.wire.transport import AnyOf, together, wait
@@ -27,7 +28,12 @@ from wire.reference import DTYPES, same_bits, varied
 
 def group(network, calls):
     """Run one group on each rank, ``calls[rank]`` its messages; what each got or raised."""
-    return network.run([kept(exchange(t, calls[t.rank])) for t in network.transports])
+    return network.run(
+        [
+            kept(exchange(Carriage(t, "direct"), calls[t.rank]))
+            for t in network.transports
+        ]
+    )
 
 
 def send(array, dest, tag=0):
@@ -98,26 +104,26 @@ def check_traffic(size, channels, seed, protocol):
 
 MISTAKES = {
     "does not wait for the data": (
-        "        yield from wait(transport.irecv(kind.message(flat), peer, tag))\n",
-        "        transport.irecv(kind.message(flat), peer, tag)\n",
+        "        yield from wait(carrier.irecv(kind.message(target.flat), peer, tag))\n",
+        "        carrier.irecv(kind.message(target.flat), peer, tag)\n",
     ),
     "does not wait for its sends": (
-        "    for request in requests:\n        yield from wait(request)\n",
-        "    yield from wait(requests[0])\n",
+        "        for request in requests:\n            yield from wait(request)\n",
+        "        yield from wait(requests[0])\n",
     ),
     "one message after the other": (
         "    yield from together(programs)\n",
         "    for program in programs:\n        yield from program\n",
     ),
     "mixes up tags": (
-        "transport.post_send(header, message.peer, message.tag)",
-        "transport.post_send(header, message.peer, 0)",
+        "transport.post_send(header, peer, tag)",
+        "transport.post_send(header, peer, 0)",
     ),
     "receives of a channel side by side": (
-        "receives.setdefault(channel, [])",
-        "receives.setdefault((*channel, place), [])",
+        "channels.setdefault(channel, [])",
+        "channels.setdefault((*channel, place * (not message.is_send)), [])",
     ),
-    "forgets to write back": ("kind.write_back(flat, array)", "pass"),
+    "forgets to write back": ("target.done()", "out"),
 }
 
 
@@ -157,7 +163,7 @@ def test_what_a_group_is_for(size):
 
     def one_by_one(transport):
         for message in calls[transport.rank]:
-            yield from exchange(transport, [message])
+            yield from exchange(Carriage(transport, "direct"), [message])
 
     network = LocalNetwork(size)
     with pytest.raises(DeadlockError):
@@ -220,7 +226,9 @@ WRONG = {
 def test_a_wrong_argument_stops_the_whole_group_before_it_starts(what):
     message, text = WRONG[what]
     network = LocalNetwork(2)
-    program = exchange(network.transports[1], [send(np.ones(3), 0), message])
+    program = exchange(
+        Carriage(network.transports[1], "direct"), [send(np.ones(3), 0), message]
+    )
     with pytest.raises((TypeError, ValueError)) as caught:
         next(program)
     assert text in f"{caught.typename}: {caught.value}"
@@ -230,7 +238,9 @@ def test_a_wrong_argument_stops_the_whole_group_before_it_starts(what):
 @pytest.mark.parametrize("make", [send, recv])
 def test_a_message_to_oneself_needs_a_group(make):
     network = LocalNetwork(2)
-    alone = exchange(network.transports[1], [make(np.ones(3), 1)], is_group=False)
+    alone = exchange(
+        Carriage(network.transports[1], "direct"), [make(np.ones(3), 1)], is_group=False
+    )
     with pytest.raises(ValueError, match=r"rank 1: \w+ is this rank itself.*group\(\)"):
         next(alone)
     assert network.messages == 0

@@ -1,0 +1,205 @@
+"""CuPy: the engine of every array in a GPU's memory.
+
+Theory: streams
+    Work on a GPU is queued on *streams*: a stream does its work in order, two streams do theirs in any order
+    unless an *event* orders them, and the host sees neither unless it waits.  MPI works on the host's time.
+
+    Each call works on a stream of ours, S, one for each device and process.  X is the stream that was current
+    for the array's library when the call was made.
+
+    ===================  ========================================================================
+    in                   S waits for an event recorded on X: the input is as X leaves it
+    a new result         comes from the pool in X's order (it may hand out memory whose last use X has
+                         still to do), so S waits for X again
+    to MPI               an event is recorded on S; no buffer is MPI's before the event is done
+                         (:mod:`mpiring.wire.device_transport` says when)
+    out                  X waits for an event recorded on S: what the user queues next comes after
+    ===================  ========================================================================
+
+    The host never waits for a device as a whole, and never for X: it polls events of S.
+
+Scratch and packed copies are allocated with S current, so that the pool gives them out again in S's order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from . import cuda_driver, device_kernels
+from ..arithmetic import Array
+from .host import Kind, as_dtype, has_own_places
+
+_LIBRARY = "cupy"
+
+
+class CupyKind(Kind):
+    """CuPy's arrays; one for each call, once it is bound."""
+
+    name = "cupy"
+    is_device = True
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+        self._device: Any = None
+        self._theirs: Any = None  # X
+        self._ours: Any = None  # S
+
+    # ---- the user's arrays ------------------------------------------------------------------------
+
+    def owns(self, x: object) -> bool:
+        return isinstance(x, self.cupy.ndarray)
+
+    def is_array(self, x: object) -> bool:
+        return self.owns(x)
+
+    def as_array(self, x: Any) -> Array:
+        return x
+
+    def bound(self, array: Array) -> CupyKind:
+        call = type(self)(self.cupy)
+        call._device = self.cupy.cuda.Device(array.device.id)
+        with call._device:
+            call._theirs = call.current_stream()
+            call._ours = _stream_of(self.cupy, array.device.id)
+        call._enter()
+        return call
+
+    def current_stream(self) -> Any:
+        """The stream that is current for the array's library, on the current device."""
+        return self.cupy.cuda.get_current_stream()
+
+    def new(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, Array]:
+        if self._ours is None:
+            array = self.cupy.empty(shape, as_dtype(dtype))
+        else:
+            with self._device, self._theirs:
+                array = self.cupy.empty(shape, as_dtype(dtype))
+            self._enter()
+        return array, array
+
+    def finished(self, theirs: Any, array: Array) -> Any:
+        self._leave()
+        return theirs
+
+    # ---- streams ----------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """S waits for what X has to do so far."""
+        with self._device:
+            self._ours.wait_event(self._mark(self._theirs))
+
+    def _leave(self) -> None:
+        """X waits for what S has to do so far."""
+        with self._device:
+            self._theirs.wait_event(self.mark())
+
+    def mark(self) -> Any:
+        """An event that is ``done`` when all work of ours so far is."""
+        with self._device:
+            return self._mark(self._ours)
+
+    def _mark(self, stream: Any) -> Any:
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """On the array's device with S current; before a call is bound, wherever the user is."""
+        if self._ours is None:
+            yield
+        else:
+            with self._device, self._ours:
+                yield
+
+    # ---- what it is -------------------------------------------------------------------------------
+
+    def device_of(self, x: Array) -> str:
+        return f"device {x.device.id}"
+
+    def is_flat(self, x: Array) -> bool:
+        return bool(x.flags.c_contiguous and x.dtype.isnative)
+
+    def overlaps(self, a: Array, b: Array) -> bool:
+        return bool(self.cupy.may_share_memory(a, b))
+
+    def is_writeable(self, x: Array) -> bool:
+        return has_own_places(x)
+
+    def pointer(self, x: Array) -> int:
+        return int(x.data.ptr)
+
+    # ---- flat buffers and arithmetic, on S --------------------------------------------------------
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        with self._at_work():
+            return self.cupy.empty(shape, as_dtype(dtype))
+
+    def copy(self, source: Array, out: Array) -> None:
+        with self._at_work():
+            out[...] = source
+
+    def fold(self, op: str, operands: Sequence[Array], out: Array) -> None:
+        with self._at_work():
+            device_kernels.fold(self.cupy, op, operands, out)
+
+    def finish(self, op: str, size: int, value: Array, out: Array) -> None:
+        with self._at_work():
+            device_kernels.finish(self.cupy, op, size, value, out)
+
+    # ---- for a transport --------------------------------------------------------------------------
+
+    def goes_direct(self, x: Array) -> bool:
+        """Whether an MPI that takes device memory takes this too: not managed, nor of a stream-ordered pool."""
+        return bool(x.size == 0 or cuda_driver.is_plain(int(x.data.ptr)))
+
+    def new_goes_direct(self) -> bool:
+        """The same of the memory that the next array here would have; starts no CUDA."""
+        cupy = self.cupy
+        if cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc:
+            return True
+        return self.goes_direct(self.empty(1, "uint8"))
+
+    def pinned(self, nbytes: int) -> Any:
+        """Host memory that the device copies to and from at its own time, as bytes."""
+        with self._device:
+            memory = self.cupy.cuda.alloc_pinned_memory(nbytes)
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def fetch(self, piece: Array, host: Any) -> None:
+        """Queue a copy of bytes of the device to the host."""
+        with self._device:
+            piece.data.copy_to_host_async(host.ctypes.data, len(piece), self._ours)
+
+    def store(self, host: Any, piece: Array) -> None:
+        """Queue a copy of bytes of the host to the device."""
+        with self._device:
+            piece.data.copy_from_host_async(host.ctypes.data, len(piece), self._ours)
+
+
+_kinds: dict[int, CupyKind] = {}  # by the module object
+_streams: dict[tuple[int, int], Any] = {}  # S, by the module object and the device
+
+
+def cupy_here() -> CupyKind | None:
+    """The kind of CuPy's arrays, None if this process has not imported CuPy."""
+    cupy = sys.modules.get(_LIBRARY)
+    if cupy is None:
+        return None
+    kind = _kinds.get(id(cupy))
+    if kind is None:
+        kind = _kinds[id(cupy)] = CupyKind(cupy)
+    return kind
+
+
+def _stream_of(cupy: Any, device: int) -> Any:
+    """Our stream of a device.  Not a blocking one: it would wait for the user's default stream and hold it up."""
+    stream = _streams.get((id(cupy), device))
+    if stream is None:
+        stream = _streams[id(cupy), device] = cupy.cuda.Stream(non_blocking=True)
+    return stream

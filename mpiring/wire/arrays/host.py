@@ -1,0 +1,169 @@
+"""NumPy: the engine of every array in host memory, and what all kinds have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import arithmetic
+from ..arithmetic import Array
+
+_names: dict[Any, str] = {}  # by dtype: NumPy works a dtype's name out anew each time
+
+
+class Kind:
+    """NumPy's arrays, and the face that every kind has.
+
+    A kind sees a user's array as an array of its engine, which all methods but the first few take and return.
+
+    Attributes:
+        name: of the kind; on another rank it means the same.
+        is_device: whether its memory is a device's, which the host cannot touch.
+    """
+
+    name = "numpy"
+    is_device = False
+
+    # ---- the user's arrays ------------------------------------------------------------------------
+
+    def owns(self, x: object) -> bool:
+        """Whether ``x`` is an array of this kind."""
+        return isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
+
+    def is_array(self, x: object) -> bool:
+        """Whether ``x`` of this kind is an array that can be filled: no number, nothing immutable."""
+        return isinstance(x, np.ndarray)
+
+    def is_immutable(self, x: object) -> bool:
+        """Whether ``x`` of this kind is an array that cannot be filled, so that a new one takes its place."""
+        return False
+
+    def as_array(self, x: Any) -> Array:
+        """``x`` as an array of the engine without a copy; a number becomes a 0-d array."""
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                "a masked array has elements that do not count: pass x.filled(...)"
+            )
+        return np.asarray(x)
+
+    def bound(self, array: Array) -> Kind:
+        """This kind for one call on ``array``: on its device, and in step with the stream that is current now."""
+        return self
+
+    def new(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, Array]:
+        """New memory for a result: the user's array, and the same as an array of the engine."""
+        array = self.empty(shape, dtype)
+        return array, array
+
+    def finished(self, theirs: Any, array: Array) -> Any:
+        """The user's array, ready for the user, when all work on ``array`` has been asked for."""
+        return theirs
+
+    # ---- what it is -------------------------------------------------------------------------------
+
+    def dtype_name(self, x: Array) -> str:
+        """The name of its dtype, whatever the byte order; ``TypeError`` if no collective takes it."""
+        name = _names.get(x.dtype)
+        if name is None:
+            name = x.dtype.name
+            if x.dtype.kind in "biufcV" and name in arithmetic.DTYPES:
+                _names[x.dtype] = name
+        if name in arithmetic.DTYPES:
+            return str(name)
+        raise TypeError(
+            f"dtype {x.dtype} is not supported; supported: {', '.join(sorted(arithmetic.DTYPES))}"
+        )
+
+    def itemsize(self, dtype: str) -> int:
+        """Bytes of an element of the dtype of that name."""
+        return int(as_dtype(dtype).itemsize)
+
+    def device_of(self, x: Array) -> str:
+        """Where its memory is, in words."""
+        return "the host"
+
+    def is_flat(self, x: Array) -> bool:
+        """Whether the memory of ``x`` is a flat buffer already."""
+        return bool(x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative)
+
+    def same_memory(self, a: Array, b: Array) -> bool:
+        """Whether two flat buffers are the very same elements."""
+        return bool(a.size == b.size and self.pointer(a) == self.pointer(b))
+
+    def overlaps(self, a: Array, b: Array) -> bool:
+        """Whether two arrays may share memory; never a wrong no."""
+        return bool(np.may_share_memory(a, b))
+
+    def is_writeable(self, x: Array) -> bool:
+        """Whether ``x`` may be written, and each of its elements has a place of its own."""
+        return bool(x.flags.writeable) and has_own_places(x)
+
+    def pointer(self, x: Array) -> int:
+        """Address of its first element."""
+        return int(x.__array_interface__["data"][0])
+
+    # ---- flat buffers -----------------------------------------------------------------------------
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        """New memory of the engine, not initialised; ``dtype`` a dtype of the engine or a name."""
+        return np.empty(shape, as_dtype(dtype))
+
+    def flat(self, x: Array) -> Array:
+        """``x`` as a flat buffer: a view if its memory is one already, else a packed copy."""
+        return x.reshape(-1) if self.is_flat(x) else self.copied(x)
+
+    def copied(self, x: Array) -> Array:
+        """A flat copy of ``x``."""
+        flat = self.empty(x.size, self.dtype_name(x))
+        self.copy(x, flat.reshape(x.shape))
+        return flat
+
+    def copy(self, source: Array, out: Array) -> None:
+        """Copy elements, whatever the strides and dtypes; the shapes are equal."""
+        out[...] = source
+
+    def typed(self, raw: Array, dtype: Any, count: int) -> Array:
+        """The first ``count`` elements of ``dtype`` in a buffer of bytes."""
+        dtype = as_dtype(dtype)
+        return raw[: count * dtype.itemsize].view(dtype)
+
+    def message(self, piece: Array) -> Array:
+        """A flat piece as bytes that a transport of this kind takes."""
+        return piece.view(np.uint8)
+
+    # ---- arithmetic -------------------------------------------------------------------------------
+
+    def fold(self, op: str, operands: Sequence[Array], out: Array) -> None:
+        """``out = ((operands[0] op operands[1]) op ...)``; ``out`` may be one of the operands."""
+        with np.errstate(all="ignore"):
+            arithmetic.fold_in_blocks(np, op, operands, out)
+
+    def finish(self, op: str, size: int, value: Array, out: Array) -> None:
+        """Divide by ``size`` (average) and round to ``out``'s dtype; ``out`` may be ``value``."""
+        with np.errstate(all="ignore"):
+            arithmetic.finish(np, op, size, value, out)
+
+
+NUMPY = Kind()
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A NumPy dtype from one or from a name."""
+    if dtype == "bfloat16" and isinstance(dtype, str):
+        import ml_dtypes  # NumPy knows the name only after this
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def has_own_places(x: Array) -> bool:
+    """Whether no two elements share memory, for any view that slicing and transposing can make."""
+    reach = x.dtype.itemsize  # bytes that the dimensions so far span
+    dimensions = [(abs(s), n) for s, n in zip(x.strides, x.shape) if n > 1]
+    for stride, length in sorted(dimensions):
+        if stride < reach:
+            return bool(x.size == 0)
+        reach += stride * (length - 1)
+    return True
