@@ -8,13 +8,14 @@ gives them back (``xp.asnumpy``).  A name begins with the number of the case tha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpiring.plan.catalog import schedule
 
-from wire import reference
+from wire import reference, schedules
 from wire.reference import same_bits
 
 CASES: dict[str, Any] = {}  # name -> (case, the numbers of ranks it is for)
@@ -257,6 +258,29 @@ def a_schedule_of_ones_own(ring, xp):
             check(xp, result, np.repeat(8.0 ** np.arange(ring.size), 7))
         if collective == "broadcast":
             check(xp, result, np.full(7, 1.0))
+
+
+@case(2, 4)
+def schedules_written_by_hand(ring, xp):
+    """Folds from both sides, partials that are stored, several messages to one rank in a step."""
+    size = ring.size
+    doubling = partial(schedules.recursive_doubling, segments=5)
+    for make in (*schedules.HAND_MADE.values(), doubling):
+        plan = make(size)
+        for dtype in ("i8", "f2"):
+            x = xp.asarray(np.arange(1, 30).astype(dtype) * 8**ring.rank)
+            result = yield from ring.run(plan, x)
+            if result is None:
+                assert plan.collective == "reduce" and ring.rank != plan.root
+                continue
+            total = int("1" * size, base=8)
+            if plan.collective == "broadcast":
+                total = 8**plan.root
+            want = (np.arange(1, 30) * total).astype(dtype)
+            if plan.collective == "reduce_scatter":
+                start, stop = reference.bounds(29, size)[ring.rank]
+                want = want[start:stop]
+            check(xp, result, want)
 
 
 @case(1, 2, 3)
