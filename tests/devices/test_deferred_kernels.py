@@ -134,13 +134,15 @@ def test_raw_arrays_index_and_preamble(cupy):
 def test_what_a_kernel_refuses(cupy):
     make = cupy.ElementwiseKernel
     add = make("T a, T b", "T c", "c = a + b", "add")
+    echo = make("float64 a", "float64 b", "b = a")
     x, y = cupy.ones(3), cupy.ones(3, "f4")
     for error, words, use in (
         (TypeError, "Wrong number of arguments", lambda: add(x)),
         (TypeError, "Type is mismatched. b float32 float64", lambda: add(x, y)),
         (TypeError, "must be cupy.ndarray", lambda: add(x, x, 1.0)),
         (ValueError, "Out shape is mismatched", lambda: add(x, x, cupy.empty(1))),
-        (ValueError, "Loop size is undecided", lambda: add(1, 2)),
+        (TypeError, "T is not determined", lambda: add(1, 2)),
+        (ValueError, "Loop size is undecided", lambda: echo(1)),
         (ValueError, "broadcast", lambda: add(x, cupy.ones(2))),
         (TypeError, "cannot take", lambda: add(*[cupy.empty(3, "m8[s]")] * 2)),
         (ValueError, "Invalid parameter", lambda: make("T", "T b", "b = 1")),

@@ -346,5 +346,5 @@ def test_the_same_seed_gives_the_same_order():
             finish_all(cupy)
             return tuple(deferred.machine_of_this_test().queue.history)
 
-    found = [order(seed) for seed in (*range(10), *range(10))]
-    assert found[:10] == found[10:] and len(set(found)) > 5
+    found = [order(seed) for seed in (3, 7, 11, 3, 7, 11)]
+    assert found[:3] == found[3:] and len(set(found)) == 3
