@@ -115,8 +115,8 @@ def array(
     return new
 
 
-def asarray(a, dtype=None, order=None, *, blocking=False):
-    return array(a, dtype, copy=False, order=order or "K", blocking=blocking)
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    return array(a, dtype, bool(copy), order or "K", blocking=blocking)
 
 
 def ascontiguousarray(a, dtype=None):

@@ -100,6 +100,9 @@ def test_arrays_are_as_numpys(cupy):
     ):
         assert got.dtype == want.dtype and np.array_equal(got.get(), want)
     assert x.T.copy("K").flags.f_contiguous and x.T.copy().flags.c_contiguous
+    assert cupy.asarray(x) is x and cupy.asarray(x, copy=True) is not x
+    with pytest.raises(AttributeError):
+        x.note = "CuPy's arrays take none"
     assert len(x) == 2 and x.nbytes == 48 and x.itemsize == 8 and x.ndim == 2
     assert cupy.may_share_memory(x, x[1]) and not cupy.may_share_memory(x, x + 0)
     x += 1
