@@ -154,11 +154,11 @@ MISTAKES = {
 }
 FAULTS = (AssertionError, RingError, DeadlockError, ValueError)
 TELLING = [
+    "schedules_written_by_hand",
     "work_still_queued",
     "b02_bookkeeping",
     "b08_half_precision",
     "groups_of_messages",
-    "schedules_written_by_hand",
     "with_a_root",
     "b03_everybody_sends_first",
 ]
@@ -167,11 +167,14 @@ TELLING = [
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_missing_synchronisation_is_seen(monkeypatch, what):
     """Each is caught by some case in some order; with all of them the same runs pass."""
+    # Two buffers of one channel are on their way at a time in few steps, and seldom ready in the wrong order.
+    names, seeds = (TELLING[:1], 60) if "first" in what else (TELLING, 6)
     runs = [
         (name, transport, seed)
-        for seed in range(6)
-        for name in TELLING
+        for seed in range(seeds)
+        for name in names
         for transport in TRANSPORTS
+        if ":" not in what or what.startswith(transport)
     ]
     with_mistake(monkeypatch, *MISTAKES[what])
     for name, transport, seed in runs:
