@@ -100,6 +100,7 @@ def test_arrays_are_as_numpys(cupy):
     ):
         assert got.dtype == want.dtype and np.array_equal(got.get(), want)
     assert x.T.copy("K").flags.f_contiguous and x.T.copy().flags.c_contiguous
+    assert type(x).__module__ == "cupy"
     assert cupy.asarray(x) is x and cupy.asarray(x, copy=True) is not x
     with pytest.raises(AttributeError):
         x.note = "CuPy's arrays take none"
