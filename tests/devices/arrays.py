@@ -27,6 +27,7 @@ _Flags = namedtuple("_Flags", "c_contiguous f_contiguous owndata")
 class ndarray:
     """An array in the memory of the pretended device."""
 
+    __module__ = "cupy"  # by which a library is found from its array
     __slots__ = ("data", "base", "_memory", "__weakref__")  # CuPy's takes no attributes
     __array_ufunc__ = None  # NumPy's functions refuse it
     __hash__ = None  # type: ignore[assignment]

@@ -100,6 +100,7 @@ def test_arrays_are_as_numpys(cupy):
     ):
         assert got.dtype == want.dtype and np.array_equal(got.get(), want)
     assert x.T.copy("K").flags.f_contiguous and x.T.copy().flags.c_contiguous
+    assert type(x).__module__ == "cupy"
     assert cupy.asarray(x) is x and cupy.asarray(x, copy=True) is not x
     with pytest.raises(AttributeError):
         x.note = "CuPy's arrays take none"
@@ -131,6 +132,12 @@ def test_a_copy_from_the_host_is_queued_too(cupy):
     host[...] = 9  # it was read already
     assert is_noise(reach(x))
     assert x.get().tolist() == [0, 1, 2]
+    x.set(host)
+    host[...] = 8
+    assert x.get().tolist() == [9, 9, 9]
+    for error, wrong in ((TypeError, [1.0] * 3), (TypeError, np.ones(3, "f4")), (ValueError, np.ones(4))):  # fmt: skip
+        with pytest.raises(error):
+            x.set(wrong)
     assert reach(cupy.array([1, 2], blocking=True)).tolist() == [1, 2]
 
 
