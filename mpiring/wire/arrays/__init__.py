@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .cupy import CupyKind, cupy_here, cupy_kind
-from .dlpack import other_kind, other_named
+from .dlpack import libraries_here, other_kind, other_named
 from .host import NUMPY, Kind, numpy_kind
 from .jax import jax_cuda_here, jax_here, jax_kind
 from .torch import torch_cuda_here, torch_here, torch_kind
@@ -38,6 +38,7 @@ __all__ = [
     "kind_named",
     "kind_of",
     "kinds_here",
+    "libraries_here",
     "needed_for",
 ]
 

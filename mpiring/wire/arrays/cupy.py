@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda_driver, device_kernels
 from ..arithmetic import Array
+from . import cuda_driver, device_kernels
 from .host import Kind, as_dtype, has_own_places
 
 _LIBRARY = "cupy"

@@ -3,8 +3,8 @@
 * In host memory: DLPack (``__dlpack__``), seen by NumPy.  What NumPy may not write is taken as immutable.
 * In a GPU's memory: the CUDA array interface, as Numba's, or DLPack; seen by CuPy.
 
-A result is made by NumPy or CuPy and given to the array's library, which is the module that
-``__array_namespace__()`` names, or else the first package of its type: ``library.from_dlpack``.  Numba has a function of its own.
+A result is made by NumPy or CuPy and given to the array's library, ``library.from_dlpack``: the library is the module
+that ``__array_namespace__()`` gives, or else the package of the array's type.  Numba has a function of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from . import foreign
 from ..arithmetic import Array
+from . import foreign
 from .cupy import CupyKind
 from .host import Kind
 
@@ -126,7 +126,7 @@ class OtherCudaKind(CupyKind):
         return super().finished(theirs, array)
 
 
-def other_kind(x: object) -> Kind | None:
+def other_kind(x: Any) -> Kind | None:
     """The kind of an array that says itself where it is; None if it says nothing.
 
     Raises:
@@ -159,6 +159,14 @@ def other_named(name: str) -> Kind | None:
         cupy = sys.modules.get("cupy")
         return None if cupy is None else OtherCudaKind(cupy, name, make)
     return DlpackKind(name, make)
+
+
+def libraries_here() -> list[str]:
+    """The libraries in this process that could make arrays of a kind of this module."""
+    modules = list(sys.modules.items())
+    return [
+        n for n, m in modules if "." not in n and "from_dlpack" in vars(m or object)
+    ]
 
 
 def _library_of(x: Any) -> str:

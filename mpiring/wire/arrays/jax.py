@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from . import foreign
 from ..arithmetic import Array
+from . import foreign
 from .cupy import CupyKind
-from .host import Kind, as_dtype
+from .host import Kind
 
 _LIBRARY = "jax"
 _ALIGNMENT = 64  # bytes: what XLA asks of memory that it takes as it is
@@ -116,7 +116,7 @@ class JaxCudaKind(CupyKind):
 def jax_kind(x: object) -> Kind | None:
     """The kind of a JAX array; None if it is none."""
     jax = sys.modules.get(_LIBRARY)
-    if jax is None or not isinstance(x, getattr(jax, "Array", ())):
+    if jax is None or not isinstance(x, jax.Array):
         return None
     if _is_on_a_gpu(jax, x):
         try:
@@ -152,7 +152,9 @@ def _check(jax: Any, x: Any) -> None:
             "of the ring for each device"
         )
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        raise TypeError(f"dtype {x.dtype} is not supported: pass jax.random.key_data(x)")
+        raise TypeError(
+            f"dtype {x.dtype} is not supported: pass jax.random.key_data(x)"
+        )
 
 
 def _is_on_a_gpu(jax: Any, x: Any) -> bool:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
-from . import foreign
 from ..arithmetic import DTYPES, Array
+from . import foreign
 from .cupy import CupyKind
 from .host import Kind, as_dtype
 
@@ -56,9 +56,7 @@ class TorchKind(Kind):
         return not self._is_copy and super().is_writeable(x)
 
     def new(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, Array]:
-        theirs = self.torch.empty(
-            shape, dtype=getattr(self.torch, dtype), device="cpu"
-        )
+        theirs = self.torch.empty(shape, dtype=getattr(self.torch, dtype), device="cpu")
         return theirs, self.as_array(theirs)
 
     def written(self, theirs: Any) -> None:
@@ -130,14 +128,14 @@ class TorchCudaKind(CupyKind):
         return self.goes_direct(array)
 
 
-def torch_kind(x: object) -> Kind | None:
+def torch_kind(x: Any) -> Kind | None:
     """The kind of a tensor; None if it is none.
 
     Raises:
         TypeError: for a tensor on CUDA where there is no CuPy.
     """
     torch = sys.modules.get(_LIBRARY)
-    if torch is None or not isinstance(x, getattr(torch, "Tensor", ())):
+    if torch is None or not isinstance(x, torch.Tensor):
         return None
     if x.is_cuda:
         version = torch.version.cuda or ""
@@ -182,5 +180,7 @@ def _refuse(torch: Any, x: Any, error: Exception | None) -> NoReturn:
             f"dtype {x.dtype} is not supported; supported: {', '.join(sorted(DTYPES))}"
         )
     else:
-        why = f"a {type(x).__name__} has no memory to read: {str(error).splitlines()[0]}"
+        why = (
+            f"a {type(x).__name__} has no memory to read: {str(error).splitlines()[0]}"
+        )
     raise TypeError(why) from None
