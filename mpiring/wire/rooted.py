@@ -337,6 +337,22 @@ def _words(said: bytes) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
+def _kind_words(code: int) -> str:
+    if needed_for(KINDS[code]):
+        return f"a {KINDS[code]} array"
+    return "an array of a library that mpiring does not know by name"
+
+
+def _advice(code: int) -> str:
+    """What a rank without an array of this kind should do."""
+    libraries = needed_for(KINDS[code])
+    if not libraries:
+        return "; pass an array to fill there"
+    return (
+        f" and has not imported {libraries}; import it there, or pass an array to fill"
+    )
+
+
 def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
     """Raise, alike on every rank, unless all have an array like the root's or can make one."""
     of_root = payloads[root]
@@ -344,13 +360,8 @@ def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
     for rank, said in enumerate(payloads):
         if len(said) == 1:
             if not said[0] >> kind & 1:
-                libraries = needed_for(KINDS[kind])
-                why = f"has not imported {libraries}; import it there, or"
-                if not libraries:
-                    why = "mpiring makes no such arrays there;"
                 raise TypeError(
-                    f"{name}: rank {root} sends a {KINDS[kind]} array, but rank {rank} passed None and "
-                    f"{why} pass an array to fill"
+                    f"{name}: rank {root} sends {_kind_words(kind)}, but rank {rank} passed None{_advice(kind)}"
                 )
         elif said[1:] != of_root[1:]:
             raise ValueError(

@@ -54,7 +54,7 @@ _MAKERS: dict[str, tuple[Callable[[], Kind | None], str]] = {
     "jax CUDA": (jax_cuda_here, "jax and cupy"),
     "numba": (lambda: other_named("numba"), "numba.cuda and cupy"),
 }
-KINDS = (*_MAKERS, "another library's")  # a place in here says a kind to another rank
+KINDS = (*_MAKERS, "another")  # a place in here says a kind to another rank
 
 
 def kind_of(x: object) -> Kind:
@@ -78,7 +78,7 @@ def kind_of(x: object) -> Kind:
 
 
 def kind_code(kind: Kind) -> int:
-    """What says this kind to another rank: its place in :data:`KINDS`, the last one for what is not there."""
+    """What says this kind to another rank: its place in :data:`KINDS`, the last one for what has no name there."""
     return KINDS.index(kind.name) if kind.name in KINDS else len(KINDS) - 1
 
 
