@@ -23,6 +23,7 @@ Scratch and packed copies are allocated with S current, so that the pool gives t
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda_driver, device_kernels
 from ..arithmetic import Array
+from . import cuda_driver, device_kernels
 from .host import Kind, as_dtype, has_own_places
 
 _LIBRARY = "cupy"
@@ -51,17 +52,14 @@ class CupyKind(Kind):
 
     # ---- the user's arrays ------------------------------------------------------------------------
 
-    def owns(self, x: object) -> bool:
-        return isinstance(x, self.cupy.ndarray)
-
     def is_array(self, x: object) -> bool:
-        return self.owns(x)
+        return isinstance(x, self.cupy.ndarray)
 
     def as_array(self, x: Any) -> Array:
         return x
 
     def bound(self, array: Array) -> CupyKind:
-        call = type(self)(self.cupy)
+        call = copy.copy(self)
         call._device = self.cupy.cuda.Device(array.device.id)
         with call._device:
             call._theirs = call.current_stream()
@@ -118,6 +116,11 @@ class CupyKind(Kind):
                 yield
 
     # ---- what it is -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        bound = self._device is not None
+        return f"device {self._device.id if bound else self.cupy.cuda.Device().id}"
 
     def device_of(self, x: Array) -> str:
         return f"device {x.device.id}"
@@ -184,6 +187,12 @@ class CupyKind(Kind):
 
 _kinds: dict[int, CupyKind] = {}  # by the module object
 _streams: dict[tuple[int, int], Any] = {}  # S, by the module object and the device
+
+
+def cupy_kind(x: object) -> CupyKind | None:
+    """The kind of a CuPy array; None if it is none."""
+    kind = cupy_here()
+    return kind if kind is not None and kind.is_array(x) else None
 
 
 def cupy_here() -> CupyKind | None:
