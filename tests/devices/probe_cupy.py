@@ -1,8 +1,8 @@
 """What ``mpiring doctor --probe-device`` needs of CuPy, over the host's memory; it can go wrong on request.
 
 The environment says how: ``PROBE_CUPY=crash`` ends rank 1 by a segmentation fault, ``hang`` lets it wait for ever,
-``wrong`` hands MPI the memory of something else, ``nothing`` has no device, ``raise`` fails in rank 1 alone, ``leave``
-ends rank 1 as if all were well.  Each goes wrong when 64 KiB are sent.
+``wrong`` hands rank 1's MPI the memory of something else, ``nothing`` has no device, ``raise`` fails in rank 1 alone,
+``leave`` ends rank 1 as if all were well.  Each goes wrong when 64 KiB are sent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ FATEFUL = 64 << 10
 _sizes = [0]
 
 
+def is_time(mode, nbytes):
+    """Whether this is the moment to go wrong, in this process."""
+    if MODE != mode or nbytes != FATEFUL:
+        return False
+    return sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1
+
+
 class Array:
     """Bytes that tell where they are by the CUDA array interface only."""
 
     def __init__(self, memory):
         self.memory = memory
-        wrong = MODE == "wrong" and memory.nbytes == FATEFUL
-        self._place = memory.copy() if wrong else memory
+        self._place = memory.copy() if is_time("wrong", memory.nbytes) else memory
 
     @property
     def __cuda_array_interface__(self):
@@ -52,15 +58,13 @@ def get_device_count():
 
 
 def synchronize():
-    if _sizes[-1] != FATEFUL or sys.modules["mpi4py.MPI"].COMM_WORLD.rank != 1:
-        return
-    if MODE == "crash":
+    if is_time("crash", _sizes[-1]):
         os.kill(os.getpid(), signal.SIGSEGV)
-    if MODE == "hang":
+    if is_time("hang", _sizes[-1]):
         signal.pause()
-    if MODE == "raise":
+    if is_time("raise", _sizes[-1]):
         raise RuntimeError("an illegal memory access was encountered")
-    if MODE == "leave":
+    if is_time("leave", _sizes[-1]):
         os._exit(0)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 from mpiring import __version__
@@ -32,7 +33,7 @@ from mpiring.wire.probe_record import (
 )
 
 from .finding import OK, PROBLEM, Finding
-from .pair import MARK, SIZES, describe
+from .pair import MARK, SIZES, describe, main
 
 NAME = "device probe"
 ARRAYS = "cupy"
@@ -120,14 +121,18 @@ def find_lacking(arrays: str = ARRAYS) -> Finding | None:
 
 def probe_pair(launcher: Sequence[str], timeout: float, arrays: str) -> Outcome:
     """Run the two processes for at most ``timeout`` seconds, and tell what became of them."""
-    module = f"{__package__}.pair"
-    # Processes that are late end themselves before the launcher has to, and say where they were.
-    own = str(0.8 * timeout)
-    command = [*launcher, sys.executable, "-m", module, arrays, own]
-    with tempfile.TemporaryFile() as output:
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryDirectory(
+            prefix="mpiring-pair-", ignore_cleanup_errors=True
+        ) as directory,
+    ):
+        # Processes that are late end themselves before the launcher has to, and say where they were.
+        call = f"main({arrays!r}, {0.8 * timeout}, {directory!r})"
+        code = f"from {main.__module__} import main; raise SystemExit({call})"
         try:
             job = subprocess.Popen(
-                command,
+                [*launcher, sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -143,7 +148,8 @@ def probe_pair(launcher: Sequence[str], timeout: float, arrays: str) -> Outcome:
         finally:
             end_job(job)
         output.seek(0)
-        text = output.read().decode(errors="replace")
+        texts = [output.read(), *(p.read_bytes() for p in Path(directory).iterdir())]
+    text = "\n".join(part.decode(errors="replace") for part in texts)
     return judge_pair(text, None if late else job.returncode, timeout)
 
 

@@ -1,12 +1,11 @@
 """Two processes that send each other device memory: the program of ``mpiring doctor --probe-device``.
 
-``mpirun -n 2 python -m mpiring.cli.doctor.pair cupy 60``: the module that has the arrays, and how many seconds it may
-take.
-
 Rules: a GPU is chosen before MPI starts, as in a ring's program; each step is announced before it is taken, so that a
 crash or a hang has a place; a process that is late ends itself, whatever its MPI is doing.
 
-What is announced goes to standard output, since a launcher carries nothing else: lines of ``MARK`` and JSON.
+What is announced is lines of ``MARK`` and JSON.  They go into a file in the directory that the doctor names, since a
+launcher drops what a crash has left in its pipes; on a host where there is no such directory they go to standard
+output, which is all that a launcher carries.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -37,24 +37,32 @@ REPEATS = 3  # what an MPI remembers of a buffer is tried as well
 class Announcer:
     """Says what this process is about to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
         self.rank: int | None = None
+        self._descriptor = 1
+        if os.path.isdir(directory):
+            self._descriptor = tempfile.mkstemp(".txt", "process-", directory)[0]
 
     def say(self, **facts: Any) -> None:
         """Write one line, in one piece."""
         line = f"{MARK}{json.dumps({'rank': self.rank, **facts})}\n"
-        os.write(1, line.encode())
+        os.write(self._descriptor, line.encode())
 
     def stage(self, words: str) -> None:
         """Announce a step."""
         self.say(stage=words)
 
 
-def main(arguments: list[str]) -> int:
-    """Run one of the two processes; 0 if all bytes came as they were sent."""
-    name, seconds = arguments
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
-    announcer = Announcer()
+def main(name: str, seconds: float, directory: str) -> int:
+    """Run one of the two processes; 0 if all bytes came as they were sent.
+
+    Args:
+        name: the module that has the arrays.
+        seconds: how long it may take.
+        directory: where to announce things.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    announcer = Announcer(directory)
     try:
         return run_pair(name, announcer)
     except Exception as error:  # whatever it is, it is a fact about this MPI
@@ -103,10 +111,14 @@ def run_pair(name: str, announcer: Announcer) -> int:
 
 
 def exchange(world: MPI.Intracomm, arrays: Any, announcer: Announcer) -> str:
-    """Send and receive each size at the same time; ``""`` or what came wrong first."""
+    """Send and receive each size at the same time; ``""`` or what came wrong first.
+
+    It goes on after that: the other process may have seen nothing wrong, and waits for the next.
+    """
     from mpi4py import MPI
 
     peer = 1 - world.rank
+    fault = ""
     for nbytes in SIZES:
         announcer.stage(f"sending and receiving {describe(nbytes)}")
         for repeat in range(REPEATS):
@@ -121,13 +133,13 @@ def exchange(world: MPI.Intracomm, arrays: Any, announcer: Announcer) -> str:
             MPI.Request.Waitall(requests)
             for array, origin in ((got, peer), (sent, world.rank)):
                 wrong = arrays.asnumpy(array) != pattern(origin, nbytes, repeat)
-                if wrong.any():
+                if wrong.any() and not fault:
                     what = "received" if array is got else "sent, and that changed"
-                    return (
+                    fault = (
                         f"rank {world.rank}: {int(wrong.sum())} of the {describe(nbytes)} {what}"
                         f" are wrong, byte {int(wrong.argmax())} first"
                     )
-    return ""
+    return fault
 
 
 def pattern(origin: int, nbytes: int, repeat: int) -> Any:
@@ -155,7 +167,3 @@ def end_job() -> None:
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized() and not module.Is_finalized():
         module.COMM_WORLD.Abort(1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

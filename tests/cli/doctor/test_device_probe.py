@@ -73,7 +73,7 @@ def test_a_pass_is_noted_and_a_failure_forgets_it(probe, tmp_path):
 
     finding = probe("wrong")
     assert finding.status == "problem" and "staged" in finding.advice
-    told = r"rank [01]: \d+ of the 64 KiB received are wrong, byte 0 first"
+    told = r"rank 1: \d+ of the 64 KiB received are wrong, byte 0 first"
     assert re.match(told, finding.found), finding.found
     assert records(tmp_path) == []
 
@@ -146,6 +146,19 @@ def test_an_mpi_whose_file_is_not_known_leaves_no_record(monkeypatch, tmp_path):
     finding = examine(["mpirun"], 9, {"MPIRING_CACHE": str(tmp_path)}, "x")
     assert finding.status == "problem" and "passed, but not kept" in finding.found
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_announcements_go_to_a_file_if_its_directory_is_there(tmp_path, capfd, there):
+    directory = tmp_path if there else tmp_path / "of another host"
+    announcer = pair.Announcer(str(directory))
+    announcer.stage("one")
+    announcer.rank = 1
+    announcer.say(passed=True)
+    want = f"{line(None, stage='one')}\n{line(1, passed=True)}\n"
+    files = [path.read_text() for path in tmp_path.iterdir()]
+    told = (files, capfd.readouterr().out)
+    assert told == (([want], "") if there else ([], want))
 
 
 # ---- judging what was written -------------------------------------------------------------------------
