@@ -1,8 +1,9 @@
 """Device arrays over a real MPI: mpi4py takes the way that it takes for a GPU.
 
-The device is host memory that is written late (tests/devices/deferred.py), so every MPI can reach it, with GPU support
-or without, and a synchronisation that is missing gives wrong numbers.  ``direct`` is what a probe between the processes allows,
-as on an MPI of unknown abilities.
+The device is host memory that is written late (tests/devices/deferred.py): every MPI can reach it, with GPU support or
+without, and a synchronisation that is missing gives wrong numbers.  ``direct`` is what a probe between the processes
+allows, as on an MPI of unknown abilities.
+"""
 
 from __future__ import annotations
 
