@@ -1,4 +1,4 @@
-"""Libraries with arrays on the deferred device that are not CuPy's: a torch, a JAX and a Numba, as far as mpiring looks.
+"""Libraries with arrays on the deferred device that are not CuPy's: what mpiring sees of torch, JAX and Numba.
 
 Each has memory of its own and an order of its own for the work on it, which CuPy knows nothing of: torch a current
 stream of torch's, Numba the stream that its arrays name, JAX one that nobody sees.  So whoever waits for CuPy's stream
@@ -16,9 +16,8 @@ import weakref
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from devices.machine import present
+from wire.reference import DTYPES, dtype_of
 
 
 class _Streams:
@@ -53,7 +52,7 @@ def torch(monkeypatch, cupy):
     """A torch whose tensors are all on CUDA."""
     module: Any = types.ModuleType("torch")
     streams = _Streams(cupy)
-    for name in "bool int8 int64 float16 bfloat16 float32 float64 complex64".split():
+    for name in DTYPES:
         setattr(module, name, _TorchDtype(name))
 
     class Tensor:
@@ -101,18 +100,24 @@ def torch(monkeypatch, cupy):
         def reshape(self, shape):
             return Tensor(self.array.reshape(shape))
 
+        T = property(lambda self: Tensor(self.array.T))
+
+        def __setitem__(self, index, value):
+            with module.queueing(self.array.device.id):
+                self.array[index] = value
+
+        def __add__(self, other):
+            with module.queueing(self.array.device.id):
+                return Tensor(self.array + other.array)
+
         def __mul__(self, number):
             with module.queueing(self.array.device.id):
                 return Tensor(self.array * number)
 
-        def fill_(self, number):
-            with module.queueing(self.array.device.id):
-                self.array[...] = number
-
     def empty(shape, dtype, device):
         number = device.partition(":")[2] or cupy.cuda.Device().id
         with module.queueing(int(number)):
-            return Tensor(cupy.empty(shape, np.dtype(dtype.name)))
+            return Tensor(cupy.empty(shape, dtype_of(dtype.name)))
 
     def asarray(x):
         with module.queueing(cupy.cuda.Device().id):
@@ -176,36 +181,61 @@ def numba(monkeypatch, cupy):
             seen["data"] = (seen["data"][0], self._read_only)
             return seen
 
+        @contextmanager
+        def queueing(self):
+            with cupy.cuda.Device(self.array.device.id), self.stream:
+                yield
+
+        def __getitem__(self, index):
+            return DeviceNDArray(self.array[index], self.stream)
+
+        def __setitem__(self, index, value):
+            with self.queueing():
+                self.array[index] = value
+
+        def __add__(self, other):
+            with self.queueing():
+                return DeviceNDArray(self.array + other.array, self.stream)
+
         def __mul__(self, number):
-            with streams.at(self.stream):
+            with self.queueing():
                 return DeviceNDArray(self.array * number, self.stream)
 
     DeviceNDArray.__module__ = "numba.cuda.cudadrv.devicearray"
 
     def as_cuda_array(x, sync=True):
         assert not sync, "it would make the host wait"
-        return DeviceNDArray(x, streams.current(x.device.id))
+        handle = x.__cuda_array_interface__["stream"]
+        return DeviceNDArray(x, cupy.cuda.Stream.from_external(_Handle(handle)))
 
     def asarray(x, **more):
         stream = streams.current(cupy.cuda.Device().id)
-        with streams.at(stream):
+        with stream:
             return DeviceNDArray(cupy.asarray(x), stream, **more)
 
     def asnumpy(x):
-        with streams.at(x.stream):
+        with x.queueing():
             return x.array.get()
 
-    module.ndarray = DeviceNDArray
-    module.as_cuda_array, module.asarray, module.asnumpy = (
-        as_cuda_array,
-        asarray,
-        asnumpy,
-    )
+    module.ndarray, module.as_cuda_array = DeviceNDArray, as_cuda_array
+    module.asarray, module.asnumpy = asarray, asnumpy
     monkeypatch.setitem(sys.modules, "numba.cuda", module)
     return module
 
 
+class _Handle:
+    def __init__(self, ptr):
+        self._ptr = ptr
+
+    def __cuda_stream__(self):
+        return 0, self._ptr
+
+
 # ---- JAX -------------------------------------------------------------------------------------------
+
+
+class _Card:
+    platform = "gpu"
 
 
 def jax(monkeypatch, cupy):
@@ -213,7 +243,7 @@ def jax(monkeypatch, cupy):
     module: Any = types.ModuleType("jax")
     dlpack: Any = types.ModuleType("jax.dlpack")
     streams = _Streams(cupy)
-    card = types.SimpleNamespace(platform="gpu")
+    card = _Card()
     sharding = types.SimpleNamespace(device_set={card}, memory_kind="device")
 
     class Tracer:
