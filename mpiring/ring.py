@@ -44,11 +44,15 @@ class Ring:
         members: ranks of the ring that this process holds, as one process may hold several devices.  Above
             1, collectives take and return lists, process p holds the ranks ``p * members`` and on, and
             ``size`` counts members.
+        device_transport: how arrays in a GPU's memory travel.  ``"direct"`` hands them to an MPI that takes
+            device memory, ``"staged"`` moves them through pinned host memory; ``"auto"`` takes ``"direct"`` where
+            the MPI says that it can.  The same on every rank; ``mpiring doctor`` tells what was found.
         message_bytes: longest single MPI message; longer buffers are split.  At most 2**31 - 1.
 
     Attributes:
         rank, size: this process's first rank, and the number of ranks.
         members: how many ranks this process holds.
+        device_transport: what was decided for device memory: its ``transport``, and ``why``.
 
     Raises:
         TypeError, ValueError: for a wrong argument, on every rank of ``comm`` where that is possible.
@@ -61,10 +65,14 @@ class Ring:
         timeout: float | None = None,
         check: bool = True,
         members: int = 1,
+        device_transport: str = "auto",
         message_bytes: int = 1 << 30,
     ) -> None:
-        self._session = Session(comm, timeout, check, members, message_bytes)
+        self._session = Session(
+            comm, timeout, check, members, device_transport, message_bytes
+        )
         self.members = len(self._session.members)
+        self.device_transport = self._session.device_transport
         transport = self._session.members[0].transport
         self.rank: int = transport.rank
         self.size: int = transport.size

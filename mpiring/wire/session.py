@@ -16,7 +16,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout
-from . import communicators, mpi
+from . import communicators, device_support, mpi
 from .agree import Opening
 from .calls import Call
 from .collectives import Collectives
@@ -32,19 +32,27 @@ class Session:
     """One rank's hold on a ring.  Making one is collective; :meth:`close` and dropping it are local.
 
     Args:
-        comm, timeout, check, members, message_bytes: as :class:`mpiring.Ring` takes them.
+        comm, timeout, check, members, device_transport, message_bytes: as :class:`mpiring.Ring` takes them.
 
     Attributes:
         members: the ranks of the ring that this process holds.
+        device_transport: how device memory travels, and why.
         timeout: seconds for calls that state none, or None.
     """
 
     def __init__(
-        self, comm: Any, timeout: Any, check: Any, members: Any, message_bytes: Any
+        self,
+        comm: Any,
+        timeout: Any,
+        check: Any,
+        members: Any,
+        device_transport: Any,
+        message_bytes: Any,
     ) -> None:
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
         seconds: float | None = None
+        found = b""
         with call.local():
             call.fields = (
                 ("check", str(check)),
@@ -56,6 +64,7 @@ class Session:
                 raise TypeError(f"check must be True or False, got {check!r}")
             _check_range("members", members, mpi.MOST_MEMBERS)
             _check_range("message_bytes", message_bytes, (1 << 31) - 1)
+            found = device_support.encode(device_support.gather(device_transport))
         deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
@@ -66,9 +75,14 @@ class Session:
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease.comm, check is not False)
-        self.start("Ring", [first.open(call, always=True)], Position(), seconds)
+        opening = first.open(call, found, always=True)
+        said = self.start("Ring", [opening], Position(), seconds)
+        self.device_transport = device_support.agree(
+            [device_support.decode(item) for item in said]
+        )
+        transport = self.device_transport.transport
         self.members = [
-            _member(lease.comm, check, members, place, message_bytes)
+            _member(lease.comm, check, members, place, message_bytes, transport)
             for place in range(members)
         ]
         self._operations.members = members
@@ -197,11 +211,19 @@ def _member(
     members: int = 1,
     place: int = 0,
     message_bytes: int = 1 << 30,
+    device_transport: str = "staged",
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
     opening = Opening(transport, mpi.TAG_OPEN)
     library = mpi.library(transport) if members == 1 else None
-    return Collectives(transport, opening, mpi.TAG_STEP, check=check, library=library)
+    return Collectives(
+        transport,
+        opening,
+        mpi.TAG_STEP,
+        check=check,
+        library=library,
+        device_transport=device_transport,
+    )
 
 
 def _per_member(what: str, given: Any, members: int) -> list[Any]:
