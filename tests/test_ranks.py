@@ -20,8 +20,10 @@ SIZES = [
     pytest.param(5, marks=UNTRACED),
     pytest.param(8, marks=UNTRACED),
 ]
-# What an MPI can do differently: the cases from the field, the transport, and the life of communicators.
+# What an MPI can do differently: the cases from the field, the transport, the life of communicators, and what it says
+# of device memory.
 SMOKE = ["test_cases.py", "test_transport.py", "test_promise_7_good_neighbour.py"]
+SMOKE += ["test_device_support.py"]
 
 
 def run_ranks(

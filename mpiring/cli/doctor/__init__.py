@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
+from mpiring.wire.loaded import Library
 
 from . import devices, launch, library, machine, packages
 from .child import LEVELS, RankFacts
@@ -190,7 +191,7 @@ def examine_memory(probe: Probe) -> Finding:
 
 
 def examine_devices(
-    probe: Probe, loaded: library.Library | None, environment: Mapping[str, str]
+    probe: Probe, loaded: Library | None, environment: Mapping[str, str]
 ) -> list[Finding | None]:
     """GPUs, and what MPI can do with their memory."""
     gpus = {rank: facts.gpus for rank, facts in probe.ranks.items()} or {

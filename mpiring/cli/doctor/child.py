@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import devices, library, machine
+from mpiring.wire import loaded
+
+from . import devices, machine
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,20 +69,16 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
     mpi4py.rc.finalize = False
     from mpi4py import MPI
 
-    loaded = library.Library(
-        MPI.Get_library_version().strip("\0\n "),
-        MPI.Get_version(),
-        library.mpi_libraries(mapped_here()),
-    )
-    send("library", loaded)
+    library = loaded.find_library()
+    send("library", library)
     send("stage", "MPI_Init_thread")
     threads = MPI.Init_thread(MPI.THREAD_MULTIPLE)
     world = MPI.COMM_WORLD
     send("rank", world.rank)
     send("size", world.size)
     send("stage", "asking the library about CUDA")
-    send("answers", devices.ask_library(next(iter(loaded.paths), None)))
-    send("mapped", mapped_here())
+    send("answers", loaded.ask_library(next(iter(library.paths), None)))
+    send("mapped", loaded.mapped_here())
     info = world.Get_info()
     send("alloc_kinds", info.get("mpi_memory_alloc_kinds") or "")
     info.Free()
@@ -88,7 +86,7 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
     facts = RankFacts(
         socket.gethostname(),
         os.getpid(),
-        loaded.name,
+        library.name,
         LEVELS.index(threads_name(MPI, threads)),
         machine.find_cores(),
         machine.find_shared_memory(),
@@ -124,12 +122,6 @@ def threads_name(mpi: Any, level: int) -> str:
     return next(
         name for name in LEVELS if getattr(mpi, name.removeprefix("MPI_")) == level
     )
-
-
-def mapped_here() -> list[str]:
-    """The files mapped into this process; empty where there is no ``/proc``."""
-    maps = Path("/proc/self/maps")
-    return library.mapped_files(maps.read_text()) if maps.exists() else []
 
 
 def gather(world: MPI.Comm, mine: Any, deadline: float) -> dict[int, Any]:

@@ -15,16 +15,12 @@ of itself.  No single source knows, so each is asked and named:
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .finding import NOTE, OK, Finding, name_ranks
-
-# Type numbers of MPIX_GPU_query_support: mpi.h of MPICH.
-MPIX_GPU_SUPPORT_CUDA = 0
 
 SWITCHES = (
     "MPICH_GPU_SUPPORT_ENABLED",  # HPE Cray MPICH
@@ -66,24 +62,6 @@ def judge_gpus(gpus: Mapping[int, Sequence[str]], hosts: Mapping[int, str]) -> F
         found += f"; none seen by {name_ranks(without)}"
         return Finding(name, NOTE, found, how, advice)
     return Finding(name, OK, found, how)
-
-
-def ask_library(path: str | None) -> dict[str, bool]:
-    """What the MPI at this path says of CUDA, by the name of the function asked.
-
-    To be called after ``MPI_Init``.  ``None`` looks among all that is loaded.
-    """
-    library = ctypes.CDLL(path)
-    answers = {}
-    query = getattr(library, "MPIX_Query_cuda_support", None)
-    if query is not None:
-        answers["MPIX_Query_cuda_support"] = bool(query())
-    query = getattr(library, "MPIX_GPU_query_support", None)
-    if query is not None:
-        supported = ctypes.c_int(0)
-        if query(MPIX_GPU_SUPPORT_CUDA, ctypes.byref(supported)) == 0:
-            answers["MPIX_GPU_query_support"] = bool(supported.value)
-    return answers
 
 
 def ask_ompi_info(program: str) -> dict[str, bool]:

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpiring.wire.loaded import Library
+
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
-from .library import Library, own_launcher, same_wire
+from .library import own_launcher, same_wire
 
 
 @dataclass(frozen=True)

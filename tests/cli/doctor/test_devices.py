@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -129,28 +128,3 @@ def test_ompi_info_that_does_not_run(tmp_path):
     program.write_text(f"#!/bin/sh\ncat <<'E'\n{OMPI_INFO.format(answer='true')}E\n")
     program.chmod(0o755)
     assert devices.ask_ompi_info(str(program)) == {"ompi_info: built with CUDA": True}
-
-
-SOURCE = """
-int MPIX_Query_cuda_support(void) { return 1; }
-int MPIX_GPU_query_support(int type, int *is) { *is = type == 0; return STATUS; }
-"""
-
-
-@pytest.mark.parametrize("status, answers", [(0, 2), (16, 1)])
-def test_a_library_is_asked(tmp_path, status, answers):
-    """Compiled here, if there is a compiler: no MPI at hand says yes."""
-    source, built = tmp_path / "m.c", tmp_path / "m.so"
-    source.write_text(SOURCE.replace("STATUS", str(status)))
-    try:
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-o", built, source], check=True, timeout=60
-        )
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no C compiler here")
-    found = devices.ask_library(str(built))
-    assert len(found) == answers and all(found.values())
-
-
-def test_a_library_that_cannot_be_asked():
-    assert devices.ask_library(None) == {}  # this process has loaded no MPI

@@ -15,9 +15,9 @@ import pytest
 from mpiring.cli import doctor, main
 from mpiring.cli.doctor import launch
 from mpiring.cli.doctor.child import NodeFacts, RankFacts
-from mpiring.cli.doctor.library import Library
 from mpiring.cli.doctor.machine import Cores, SharedMemory
 from mpiring.cli.doctor.probe import Probe
+from mpiring.wire.loaded import Library
 
 from launch import find_mpi, job_environment
 from launch import launch as launch_job

@@ -5,67 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mpiring.cli.doctor import library
-from mpiring.cli.doctor.library import Library, Mpirun, Wheel
+from mpiring.cli.doctor.library import Mpirun, Wheel
+from mpiring.wire.loaded import Library, recognise
 
 OPEN_MPI = (
     "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
 )
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25 20:45:26 UTC 2026"
-INTEL = "Intel(R) MPI Library 2021.18.1 for Linux* OS"
-CRAY = (
-    "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\nMPI BUILD INFO : x"
-)
-MVAPICH = "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date :\tWed"
-
-MAPS = """\
-55d0-55d1 r--p 00000000 fe:00 123 /usr/bin/python3.11
-7f00-7f01 r--p 00000000 fe:00 124 /opt/my mpi/lib/libmpi.so.40.30.1
-7f01-7f02 r-xp 00001000 fe:00 124 /opt/my mpi/lib/libmpi.so.40.30.1
-7f02-7f03 r--p 00000000 fe:00 125 /opt/my mpi/lib/libmpi_cxx.so.40
-7f04-7f05 r--p 00000000 fe:00 126 /opt/my mpi/lib/libmpi_mpifh.so.40 (deleted)
-7f06-7f07 rw-p 00000000 00:00 0
-7ffd-7ffe rw-p 00000000 00:00 0 [stack]
-"""
-
-
-@pytest.mark.parametrize(
-    "text, family, name",
-    [
-        (OPEN_MPI, "Open MPI", "Open MPI 5.0.11"),
-        ("Open MPI v4.1.4, package: Debian OpenMPI", "Open MPI", "Open MPI 4.1.4"),
-        (MPICH, "MPICH", "MPICH 5.0.2"),
-        (INTEL, "Intel MPI", "Intel MPI 2021.18.1"),
-        (CRAY, "Cray MPICH", "Cray MPICH 8.1.25.17"),
-        (MVAPICH, "MVAPICH", "MVAPICH 2.3.7"),
-        ("Some MPI 1.0\nbuilt", "unknown", "Some MPI 1.0"),
-    ],
-)
-def test_version_texts(text, family, name):
-    loaded = Library(text, (4, 0))
-    assert (loaded.family, loaded.name) == (family, name)
-
-
-def test_the_mpi_among_the_mapped_files():
-    files = library.mapped_files(MAPS)
-    assert files[0] == "/usr/bin/python3.11"
-    assert files[-1] == "/opt/my mpi/lib/libmpi_mpifh.so.40"
-    assert library.mpi_libraries(files) == ("/opt/my mpi/lib/libmpi.so.40.30.1",)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["libmpi.so", "libmpi.so.12.1.8", "libmpich.so.12", "libmpi_cray.so.12"]
-    + ["libmpi_gnu_123.so.12", "libmpi_abi.so.1", "libmpi.40.dylib"[:6] + ".dylib"],
-)
-def test_names_of_an_mpi(name):
-    assert library.mpi_libraries([f"/lib/{name}"]) == (f"/lib/{name}",)
-
-
-@pytest.mark.parametrize(
-    "name", ["libmpi_cxx.so.40", "libmpifort.so.12", "libmpi.so.py", "libmpiz.so"]
-)
-def test_names_of_something_else(name):
-    assert library.mpi_libraries([f"/lib/{name}"]) == ()
 
 
 def test_the_loaded_library():
@@ -195,7 +141,7 @@ def test_the_wheels_here_are_found():
     ],
 )
 def test_mpirun_texts(text, family, version):
-    assert library.recognise(text, library.LAUNCHER_TEXTS) == (family, version)
+    assert recognise(text, library.LAUNCHER_TEXTS) == (family, version)
 
 
 @pytest.fixture
