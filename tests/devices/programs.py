@@ -1,0 +1,39 @@
+"""A ring as the cases of :mod:`devices.cases` want it: collectives that are programs to ``yield from``."""
+
+from __future__ import annotations
+
+
+class Programs:
+    """A :class:`mpiring.Ring` whose calls are programs.
+
+    Args:
+        ring: with one member a process.
+        many: elements that are many.
+        repeats: how often to try what has to repeat.
+    """
+
+    def __init__(self, ring, many, repeats):
+        self._ring = ring
+        self.rank, self.size = ring.rank, ring.size
+        self.many, self.repeats = many, repeats
+
+    def __getattr__(self, name):
+        def program(*args, **kwargs):
+            return getattr(self._ring, name)(*args, **kwargs)
+            yield
+
+        return program
+
+    def exchange(self, *messages):
+        """Messages ``(True, x, dest, tag)`` and ``(False, out, source, tag)`` of one group."""
+        with self._ring.group():
+            for is_send, array, peer, tag in messages:
+                post = self._ring.send if is_send else self._ring.recv
+                post(array, peer, tag)
+        return
+        yield
+
+
+def drive(program):
+    """Run a case to its end."""
+    assert list(program) == []
