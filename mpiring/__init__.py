@@ -31,6 +31,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .device import choose_device, local_rank
     from .errors import DeadlockError, RingError, RingTimeout, ScheduleError
     from .ring import Ring
     from .training.gradients import average_gradients
@@ -48,6 +49,8 @@ _HOMES = {
     "ScheduleError": ".errors",
     "Work": ".wire.operations",
     "average_gradients": ".training.gradients",
+    "choose_device": ".device",
+    "local_rank": ".device",
     "plan": ".plan",
 }
 
@@ -60,6 +63,8 @@ __all__ = [
     "ScheduleError",
     "Work",
     "average_gradients",
+    "choose_device",
+    "local_rank",
     "plan",
 ]
 

@@ -30,6 +30,7 @@ from .transport import Buffer, Program, Request, Transport
 Choose = Callable[[int], int]  # n -> one of 0 .. n-1
 
 _NOISE = b"\xa5"
+_PATIENCE = 1000  # polls in which a request that is busy goes on
 
 
 def first(options: int) -> int:
@@ -85,6 +86,7 @@ class LocalNetwork:
         waits: dict[int, Request | None] = dict.fromkeys(range(len(programs)))
         results: list[Any] = [None] * len(programs)
         failures: list[Exception] = []
+        idle = 0
         while waits:
             ready: list[int] = []
             waiting: list[int] = []
@@ -95,9 +97,12 @@ class LocalNetwork:
             deliveries = self._under_way
             options = len(ready) + len(deliveries)
             if not options:
-                if any(request.is_busy for request in waits.values() if request):
+                idle += 1
+                busy = any(request.is_busy for request in waits.values() if request)
+                if busy and idle < _PATIENCE:
                     continue
                 break
+            idle = 0
             # The last option is a poll of a rank for which nothing has happened.
             option = self._pick(options + bool(waiting))
             if len(ready) <= option < options:

@@ -1,4 +1,4 @@
-"""CuPy's ``ndarray`` on the pretended device, and the functions that make one.
+"""CuPy's ``ndarray`` on the pretended device.
 
 The memory behind an array is host memory, so ``__cuda_array_interface__`` hands an MPI a pointer that it can read.
 The host itself has no way in: no buffer protocol, and ``numpy.asarray`` raises TypeError.  What an array's operators do
@@ -12,10 +12,9 @@ from collections import namedtuple
 import numpy as np
 
 from devices.machine import present
-from devices.memory import MemoryPointer, UnownedMemory, alloc
+from devices.memory import MemoryPointer, alloc
 from devices.streams import (
     Device,
-    _External,
     current_device,
     current_line,
     get_current_stream,
@@ -28,8 +27,10 @@ _Flags = namedtuple("_Flags", "c_contiguous f_contiguous owndata")
 class ndarray:
     """An array in the memory of the pretended device."""
 
+    __module__ = "cupy"  # by which a library is found from its array
+    __slots__ = ("data", "base", "_memory", "__weakref__")  # CuPy's takes no attributes
     __array_ufunc__ = None  # NumPy's functions refuse it
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -127,7 +128,9 @@ class ndarray:
     def imag(self):
         if self.dtype.kind == "c":
             return self._view(self._memory.imag)
-        return zeros(self.shape, self.dtype)
+        zeros = ndarray(self.shape, self.dtype)
+        zeros.fill(0)
+        return zeros
 
     # ---- work for the stream
 
@@ -140,7 +143,10 @@ class ndarray:
         dtype = np.dtype(dtype)
         if not copy and dtype == self.dtype:
             return self
-        new = empty_like(self, dtype, order)
+        if order in ("K", "A"):
+            flags = self.flags
+            order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+        new = ndarray(self.shape, dtype, order=order)
         assign(new, self)
         return new
 
@@ -149,18 +155,6 @@ class ndarray:
 
     def fill(self, value):
         self[...] = value
-
-    def __iadd__(self, other):
-        return add(self, other, out=self)
-
-    def __isub__(self, other):
-        return subtract(self, other, out=self)
-
-    def __imul__(self, other):
-        return multiply(self, other, out=self)
-
-    def __itruediv__(self, other):
-        return divide(self, other, out=self)
 
     # ---- to and from the host
 
@@ -258,154 +252,3 @@ def memory_of(x):
     if isinstance(x, np.ndarray) and not x.ndim:
         return x.copy()
     raise TypeError(f"Unsupported type {type(x)}")
-
-
-def _elementwise(ufunc, name):
-    def function(a, b, out=None):
-        left, right = memory_of(a), memory_of(b)
-        if out is None:
-            shape = np.broadcast_shapes(np.shape(left), np.shape(right))
-            with np.errstate(all="ignore"):
-                dtype = ufunc(*(_one(x) for x in (left, right))).dtype
-            out = empty(shape, dtype)
-        place = out._memory
-
-        def compute():
-            place[...] = ufunc(left, right)
-
-        if place.size:
-            launch(compute, name, a, b, out)
-        return out
-
-    function.__name__ = name
-    return function
-
-
-def _one(x):
-    return np.ones(1, x.dtype) if isinstance(x, (np.ndarray, np.generic)) else x
-
-
-add = _elementwise(np.add, "add")
-subtract = _elementwise(np.subtract, "subtract")
-multiply = _elementwise(np.multiply, "multiply")
-divide = _elementwise(np.divide, "divide")
-minimum = _elementwise(np.minimum, "minimum")
-maximum = _elementwise(np.maximum, "maximum")
-equal = _elementwise(np.equal, "equal")
-not_equal = _elementwise(np.not_equal, "not_equal")
-
-for _name, _function in (
-    ("add", add),
-    ("sub", subtract),
-    ("mul", multiply),
-    ("truediv", divide),
-    ("eq", equal),
-    ("ne", not_equal),
-):
-    setattr(ndarray, f"__{_name}__", lambda self, other, f=_function: f(self, other))
-    if _name not in ("eq", "ne"):
-        setattr(
-            ndarray, f"__r{_name}__", lambda self, other, f=_function: f(other, self)
-        )
-
-
-# ---- new arrays
-
-
-def empty(shape, dtype=float, order="C"):
-    return ndarray(shape, dtype, order=order)
-
-
-def full(shape, fill_value, dtype=None, order="C"):
-    new = empty(shape, np.asarray(fill_value).dtype if dtype is None else dtype, order)
-    new.fill(fill_value)
-    return new
-
-
-def zeros(shape, dtype=float, order="C"):
-    return full(shape, 0, dtype, order)
-
-
-def ones(shape, dtype=float, order="C"):
-    return full(shape, 1, dtype, order)
-
-
-def empty_like(a, dtype=None, order="K", subok=None, shape=None):
-    fortran = a.flags.f_contiguous and not a.flags.c_contiguous
-    if order in ("K", "A"):
-        order = "F" if fortran else "C"
-    return empty(
-        a.shape if shape is None else shape, a.dtype if dtype is None else dtype, order
-    )
-
-
-def zeros_like(a, dtype=None, order="K", subok=None, shape=None):
-    new = empty_like(a, dtype, order, subok, shape)
-    new.fill(0)
-    return new
-
-
-def arange(*args, dtype=None):
-    return asarray(np.arange(*args, dtype=dtype))
-
-
-def array(
-    obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False
-):
-    """An array of the device with these values: of the host, of the device, or of another library there."""
-    if not isinstance(obj, ndarray) and hasattr(obj, "__cuda_array_interface__"):
-        obj = _foreign(obj)
-    if isinstance(obj, ndarray):
-        return obj.astype(obj.dtype if dtype is None else dtype, order, copy=copy)
-    source = np.array(obj, dtype, order=order, ndmin=ndmin)
-    source = source.astype(source.dtype.newbyteorder("="), copy=False)
-    fortran = source.flags.f_contiguous and not source.flags.c_contiguous
-    new = empty(source.shape, source.dtype, "F" if fortran else "C")
-    new.set(source)
-    if blocking:
-        get_current_stream().synchronize()
-    return new
-
-
-def asarray(a, dtype=None, order=None, *, blocking=False):
-    return array(a, dtype, copy=False, order=order or "K", blocking=blocking)
-
-
-def ascontiguousarray(a, dtype=None):
-    new = asarray(a, dtype)
-    return new if new.flags.c_contiguous else new.copy("C")
-
-
-def _foreign(obj):
-    """The view of another library's array; waits for its stream, as the interface asks."""
-    interface = obj.__cuda_array_interface__
-    if interface.get("stream") is not None:
-        _External(interface["stream"], -1).synchronize()
-    ptr, _ = interface["data"]
-    shape, dtype = interface["shape"], np.dtype(interface["typestr"])
-    if not ptr:
-        return empty(shape, dtype)
-    block = present().block_at(ptr)
-    size = 0 if block is None else block.ptr + block.nbytes - ptr
-    memory = UnownedMemory(ptr, size, obj)
-    return ndarray(shape, dtype, MemoryPointer(memory, 0), interface.get("strides"))
-
-
-def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
-    if isinstance(a, ndarray):
-        return a.get(stream, order, out, blocking)
-    return np.asarray(a, order=order)
-
-
-def broadcast_to(a, shape):
-    memory = np.broadcast_to(a._memory, shape)
-    new = a._view(memory)
-    return new
-
-
-def may_share_memory(a, b, max_work=None):
-    return np.may_share_memory(a._memory, b._memory)
-
-
-def shares_memory(a, b, max_work=None):
-    return np.shares_memory(a._memory, b._memory)

@@ -1,17 +1,21 @@
 """Cases of collectives on one kind of array, host or device, written once for every way to run them.
 
 A case is a generator ``case(ring, xp)`` for one rank: ``ring`` has ``rank``, ``size``, ``repeats`` (how often to try
-what has to repeat) and the collectives, each a program to ``yield from``; ``xp`` makes arrays (``xp.asarray``) and
+what has to repeat), ``many`` (elements that are many) and the collectives, each a program to ``yield from``, and
+``exchange`` for a group of messages; ``xp`` makes arrays (``xp.asarray``) and
 gives them back (``xp.asnumpy``).  A name begins with the number of the case that people ran into.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from wire import reference
+from mpiring.plan.catalog import schedule
+
+from wire import reference, schedules
 from wire.reference import same_bits
 
 CASES: dict[str, Any] = {}  # name -> (case, the numbers of ranks it is for)
@@ -101,6 +105,13 @@ def b05_zero_dimensional(ring, xp):
     check(xp, result, np.array(2.0))
     result = yield from ring.allgather(x)
     check(xp, result, np.array([1.0, 2.0, 3.0]))
+    result = yield from ring.reduce(x, root=2)
+    assert (result is not None) == (ring.rank == 2)
+    if result is not None:
+        check(xp, result, np.array(6.0))
+    result = yield from ring.broadcast(x, 1)
+    assert result is x
+    check(xp, result, np.array(2.0))
 
 
 @case(3)
@@ -113,6 +124,9 @@ def b06_nothing_to_send(ring, xp):
         check(xp, result, np.empty(0, "f4"))
         result = yield from ring.allgather(x, algorithm=algorithm)
         check(xp, result, np.empty((9, 0, 2), "f4"))
+        result = yield from ring.broadcast(x, 1)
+        check(xp, result, np.empty((3, 0, 2), "f4"))
+        yield from ring.reduce(x, root=1)
         part = np.full([2, 0, 1][ring.rank], ring.rank)
         result = yield from ring.allgather(xp.asarray(part), algorithm=algorithm)
         check(xp, result, np.array([0, 0, 2]))
@@ -166,6 +180,128 @@ def b17_same_bits(ring, xp):
             part = yield from ring.reduce_scatter(xp.asarray(x), order=order)
             result = yield from ring.allgather(part)
             check(xp, result, want)
+
+
+@case(2, 3, 4)
+def b03_everybody_sends_first(ring, xp):
+    rank, size = ring.rank, ring.size
+    count = ring.many
+    x = xp.asarray(np.full(count, rank + 1, "f4"))
+    total = np.full(count, size * (size + 1) / 2, "f4")
+    result = yield from ring.allreduce(x)
+    check(xp, result, total)
+    part = yield from ring.reduce_scatter(x)
+    start, stop = reference.bounds(count, size)[rank]
+    check(xp, part, total[start:stop])
+    result = yield from ring.allgather(x)
+    check(xp, result, np.repeat(np.arange(1, size + 1, dtype="f4"), count))
+    y = xp.asarray(np.full(count, rank + 1, "f4"))
+    result = yield from ring.broadcast(y, size - 1)
+    check(xp, result, np.full(count, size, "f4"))
+    out = xp.asarray(np.zeros(count, "f4"))
+    right, left = (rank + 1) % size, (rank - 1) % size
+    yield from ring.exchange((True, x, right, 0), (False, out, left, 0))
+    check(xp, out, np.full(count, left + 1, "f4"))
+
+
+@case(3)
+def b19_ragged_allgather(ring, xp):
+    length = [2, 0, 3][ring.rank]
+    for algorithm in ("ring", "direct"):
+        flat = 10 * ring.rank + np.arange(length)
+        result = yield from ring.allgather(xp.asarray(flat), algorithm=algorithm)
+        check(xp, result, np.array([0, 1, 20, 21, 22]))
+        rows = np.stack([flat, -flat], axis=1)
+        result = yield from ring.allgather(xp.asarray(rows), algorithm=algorithm)
+        check(xp, result, np.array([[0, 0], [1, -1], [20, -20], [21, -21], [22, -22]]))
+
+
+@case(1, 2, 3, 5)
+def with_a_root(ring, xp):
+    rank, size = ring.rank, ring.size
+    x = 8.0**rank * np.arange(1, 30)
+    for root in range(size):
+        for algorithm in ("ring", "direct"):
+            result = yield from ring.reduce(
+                xp.asarray(x), root=root, algorithm=algorithm
+            )
+            assert (result is not None) == (rank == root)
+            if result is not None:
+                want = float(int("1" * size, base=8)) * np.arange(1, 30)
+                check(xp, result, want)
+        for algorithm in ("naive", "pipelined", "direct"):
+            full = xp.asarray(np.stack([x, x]))
+            y = full[:, ::2]  # strided: filled off the root
+            result = yield from ring.broadcast(y, root, algorithm=algorithm)
+            assert result is y
+            want = np.stack([x, x])
+            want[:, ::2] = 8.0**root * np.arange(1, 30)[::2]
+            check(xp, full, want)
+            given = xp.asarray(x) if rank == root else None
+            result = yield from ring.broadcast(given, root, algorithm=algorithm)
+            check(xp, result, 8.0**root * np.arange(1, 30))
+
+
+@case(2, 3)
+def a_schedule_of_ones_own(ring, xp):
+    for collective in ("allreduce", "reduce_scatter", "allgather", "broadcast"):
+        plan = schedule(collective, ring.size)
+        x = xp.asarray(np.full(7, 8.0**ring.rank))
+        result = yield from ring.run(plan, x)
+        value = float(int("1" * ring.size, base=8))
+        if collective == "allreduce":
+            check(xp, result, np.full(7, value))
+        if collective == "reduce_scatter":
+            start, stop = reference.bounds(7, ring.size)[ring.rank]
+            check(xp, result, np.full(stop - start, value))
+        if collective == "allgather":
+            check(xp, result, np.repeat(8.0 ** np.arange(ring.size), 7))
+        if collective == "broadcast":
+            check(xp, result, np.full(7, 1.0))
+
+
+@case(2, 4)
+def schedules_written_by_hand(ring, xp):
+    """Folds from both sides, partials that are stored, several messages to one rank in a step."""
+    size = ring.size
+    doubling = partial(schedules.recursive_doubling, segments=5)
+    for make in (*schedules.HAND_MADE.values(), doubling):
+        plan = make(size)
+        for dtype in ("i8", "f2"):
+            x = xp.asarray(np.arange(1, 30).astype(dtype) * 8**ring.rank)
+            result = yield from ring.run(plan, x)
+            if result is None:
+                assert plan.collective == "reduce" and ring.rank != plan.root
+                continue
+            total = int("1" * size, base=8)
+            if plan.collective == "broadcast":
+                total = 8**plan.root
+            want = (np.arange(1, 30) * total).astype(dtype)
+            if plan.collective == "reduce_scatter":
+                start, stop = reference.bounds(29, size)[ring.rank]
+                want = want[start:stop]
+            check(xp, result, want)
+
+
+@case(1, 2, 3)
+def groups_of_messages(ring, xp):
+    """To everybody and oneself, several to one with one tag, nothing among them, strided ends."""
+    rank, size = ring.rank, ring.size
+    lengths = [0, 25, 3]
+    given, outs = [], {}
+    for peer in range(size):
+        for number, length in enumerate(lengths):
+            x = 1000 * rank + 100 * peer + 30 * number + np.arange(2 * length)
+            given.append((True, xp.asarray(x)[::2], peer, 5))
+            out = xp.asarray(np.full(2 * length, -1))
+            outs[peer, number] = out
+            given.append((False, out[1::2], peer, 5))
+    yield from ring.exchange(*given)
+    for (peer, number), out in outs.items():
+        want = np.full(2 * lengths[number], -1)
+        sent = 1000 * peer + 100 * rank + 30 * number + np.arange(2 * lengths[number])
+        want[1::2] = sent[::2]
+        check(xp, out, want)
 
 
 @case(2, 3)

@@ -1,43 +1,22 @@
-"""CuPy's ``ElementwiseKernel`` with the real CUDA C source, compiled for the host.
+"""CuPy's ``ElementwiseKernel`` with the real CUDA C source.
 
-The operation is put into a loop over the elements, behind ``cuda_shim.h`` which has the faces of CUDA and CuPy, compiled
-by g++ and called when its turn on the stream comes.  Integers wrap, multiplications and additions are not contracted.
-
-A compiled kernel is kept in a folder of the user's, by the hash of its source: a second run compiles nothing, and ranks
-that compile the same kernel at the same time each put a whole file in place.
+The operation is put into a loop over the elements, behind ``cuda_shim.h`` which has the faces of CUDA and CuPy,
+compiled for the host (:mod:`devices.compiled`), and called when its turn on the stream comes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
+import math
 import re
-import shutil
-import stat
-import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from devices.arrays import empty, launch, memory_of, ndarray
+from devices import compiled
+from devices.arrays import launch, memory_of, ndarray
 
 SHIM = Path(__file__).with_name("cuda_shim.h").read_text()
-COMPILER = "g++"
-FLAGS = (
-    "-std=c++17",
-    "-O1",
-    "-shared",
-    "-fPIC",
-    "-fwrapv",
-    "-fno-strict-aliasing",
-    "-ffp-contract=off",
-    "-w",
-)
-
 _C_TYPES = {
     "bool": "bool",
     "int8": "signed char",
@@ -57,17 +36,6 @@ _C_TYPES = {
 }
 
 
-class CompileException(Exception):
-    """The compiler's words, and the source."""
-
-
-def no_compiler():
-    """Why kernels cannot be compiled here, or an empty string."""
-    if shutil.which(COMPILER):
-        return ""
-    return f"there is no {COMPILER}, which compiles the kernels of the pretended device"
-
-
 class _Param:
     """``T x``, ``raw T x``, ``float32 x``: a type's one letter stands for the dtype of what is passed."""
 
@@ -81,7 +49,7 @@ class _Param:
         if self.name in ("n", "i") or self.name.startswith("_"):
             raise ValueError(f"Reserved name: {self.name!r}")
         self.is_const = is_const
-        self.dtype = None if len(self.type) == 1 else _dtype(self.type)
+        self.dtype = None if len(self.type) == 1 else dtype_named(self.type)
 
     @property
     def c_type(self):
@@ -92,7 +60,8 @@ def _params(text, is_const):
     return [_Param(part, is_const) for part in text.split(",") if part.strip()]
 
 
-def _dtype(name):
+def dtype_named(name):
+    """A dtype by its name, bfloat16 too."""
     if name == "bfloat16":
         import ml_dtypes  # NumPy knows the name only after this
 
@@ -131,6 +100,7 @@ class ElementwiseKernel:
         self.operation, self.name, self.preamble = operation, name, preamble
         self.no_return, self.return_tuple = no_return, return_tuple
         self._loop_prep, self._after_loop = loop_prep, after_loop
+        self._functions = {}  # by the names of the types
 
     def __call__(self, *args, size=None, block_size=128):
         if len(args) not in (self.nin, self.nin + self.nout):
@@ -160,7 +130,7 @@ class ElementwiseKernel:
             if not param.raw and out.shape != shape:
                 raise ValueError(f"Out shape is mismatched: {out.shape}, not {shape}")
         if not outs:
-            outs = [empty(shape, _of(types, param)) for param in self.out_params]
+            outs = [ndarray(shape, _of(types, param)) for param in self.out_params]
             values += [out._memory for out in outs]
         if all(shape):
             self._launch(shape, types, values, (*args[: self.nin], *outs))
@@ -170,7 +140,7 @@ class ElementwiseKernel:
 
     def _types(self, args):
         """The dtype of each type letter."""
-        types = {}
+        types: dict[str, np.dtype] = {}
         for param, arg in zip(self.params, args):
             if isinstance(arg, ndarray):
                 want = types.setdefault(param.type, arg.dtype)
@@ -185,35 +155,38 @@ class ElementwiseKernel:
         return types
 
     def _launch(self, shape, types, values, arrays):
-        prepared = []
-        for param, value in zip(self.params, values):
-            dtype = _of(types, param)
-            if not isinstance(value, np.ndarray):
+        held, steps = [], []  # memory, and how to step through it in each dimension
+        for param, value, array in zip(self.params, values, arrays):
+            step = (0,) * len(shape)
+            if not isinstance(array, ndarray):  # a number is the same for all elements
                 with np.errstate(all="ignore"):
-                    value = np.asarray(value).astype(dtype)
-            if not param.raw:
+                    value = np.asarray(value).astype(_of(types, param))
+            elif not param.raw:
                 value = np.broadcast_to(value, shape)
+                step = value.strides
             elif not value.flags.c_contiguous:
                 raise ValueError(f"raw {param.name} is not contiguous")
-            prepared.append(value)
-        function = _compiled(self._source(types))
-        looped = [v for p, v in zip(self.params, prepared) if not p.raw]
-        if all(v.flags.c_contiguous and v.size for v in looped):
-            shape = (int(np.prod(shape, dtype=int)),)
-            strides = [(v.itemsize,) for v in prepared]
-        else:
-            strides = [(0,) * len(shape) if p.raw else v.strides for p, v in zip(self.params, prepared)]  # fmt: skip
-        places = (ctypes.c_void_p * len(prepared))(
-            *(v.__array_interface__["data"][0] for v in prepared)
-        )
-        sizes = (ctypes.c_longlong * len(shape))(*shape)
-        flat = [stride for each in strides for stride in each]
-        steps = (ctypes.c_longlong * len(flat))(*flat)
+            held.append(value)
+            steps.append(step)
+        stepped = [k for k, step in enumerate(steps) if any(step)]
+        if all(held[k].flags.c_contiguous for k in stepped):  # one long dimension
+            shape = (math.prod(shape),)
+            steps = [(held[k].itemsize * (k in stepped),) for k in range(len(held))]
+        function = self._function(types)
+        places = _array(ctypes.c_void_p, [_pointer(value) for value in held])
+        sizes = _array(ctypes.c_longlong, shape)
+        flat = _array(ctypes.c_longlong, [stride for step in steps for stride in step])
 
-        def run(keep=prepared):
-            function(len(sizes), sizes, places, steps)
+        def run(keep=held):
+            function(len(sizes), sizes, places, flat)
 
         launch(run, f"kernel {self.name}", *arrays)
+
+    def _function(self, types):
+        key = tuple(sorted((letter, dtype.name) for letter, dtype in types.items()))
+        if key not in self._functions:
+            self._functions[key] = compiled.function(self._source(types), "elementwise")
+        return self._functions[key]
 
     def _source(self, types):
         letters = sorted(
@@ -221,7 +194,7 @@ class ElementwiseKernel:
             key=lambda pair: pair[0],
         )
         typedefs = [f"typedef {_c_type(dtype)} {letter};" for letter, dtype in letters]
-        raws, places, elements = [], [], []
+        raws, elements = [], []
         for k, param in enumerate(self.params):
             const = "const " if param.is_const else ""
             if param.raw:
@@ -266,50 +239,9 @@ def _of(types, param):
     return types[param.type] if param.dtype is None else param.dtype
 
 
-# ---- compiled kernels
+def _pointer(value):
+    return value.__array_interface__["data"][0]
 
 
-@cache
-def _compiled(source):
-    """The function of a source, from the folder of kernels or else compiled."""
-    folder = _folder()
-    said = "\n".join((platform.machine(), COMPILER, *FLAGS, source))
-    library = folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.so"
-    if not library.exists():
-        _compile(source, library)
-    function = ctypes.CDLL(str(library)).elementwise
-    function.restype = None
-    return function
-
-
-def _compile(source, library):
-    handle, made = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(handle)
-    try:
-        result = subprocess.run(
-            [COMPILER, *FLAGS, "-x", "c++", "-", "-o", made],
-            input=source,
-            capture_output=True,
-            text=True,
-        )
-        if result.returncode:
-            raise CompileException(f"{result.stderr}\n{source}")
-        os.replace(made, library)
-    finally:
-        Path(made).unlink(missing_ok=True)
-
-
-@cache
-def _folder():
-    """Where compiled kernels are kept: the user's own, since what lies there is run."""
-    folder = Path(tempfile.gettempdir()) / f"mpiring-kernels-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.lstat()
-    others = stat.S_IWGRP | stat.S_IWOTH
-    if (
-        facts.st_uid != os.getuid()
-        or not stat.S_ISDIR(facts.st_mode)
-        or facts.st_mode & others
-    ):
-        return Path(tempfile.mkdtemp(prefix="mpiring-kernels-"))
-    return folder
+def _array(c_type, values):
+    return (c_type * len(values))(*values)

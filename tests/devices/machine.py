@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from devices.scheduler import Card, Choose, Line, Queue, seeded
 
-NOISES = (0x5A, 0xFF, 0x81, 0xA5)  # large, NaN and -1, small, negative
+NOISES = (0x5A, 0xFF, 0x81, 0x7E, 0xA5)  # large, NaN and -1, small and negative, ...
 _ALIGNMENT = 512
 
 
@@ -62,7 +63,7 @@ class Machine:
             weakref.WeakValueDictionary()
         )
         self.allocators: list[Any] = []
-        self.pools: dict[str, Any] = {}
+        self._pools: dict[str, Any] = {}
         self._noises = count()
         self._starts: list[int] = []  # of blocks, in order
         self._blocks: weakref.WeakValueDictionary[int, Block] = (
@@ -111,6 +112,12 @@ class Machine:
             self._blocks[block.ptr] = block
         return block
 
+    def pool(self, name: str, make: Callable[[], Any]) -> Any:
+        """The pool of that name, made when it is first asked for."""
+        if name not in self._pools:
+            self._pools[name] = make()
+        return self._pools[name]
+
     def noise(self) -> int:
         """A byte that nobody wrote, another one each time."""
         return NOISES[next(self._noises) % len(NOISES)]
@@ -142,6 +149,11 @@ class Machine:
 
 
 _present: list[Machine] = []  # one at most: a test's, while it runs
+
+
+def is_present() -> bool:
+    """Whether a device is pretended in this test."""
+    return bool(_present)
 
 
 def present() -> Machine:

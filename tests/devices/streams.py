@@ -189,7 +189,9 @@ class Event:
 
 
 class Device:
-    """A device by its number; the current one if none is given."""
+    """A device by its number; the current one if none is given.  Not hashable, as CuPy's is not."""
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, device=None):
         self.id = current_device() if device is None else int(device)
@@ -200,9 +202,6 @@ class Device:
 
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id
-
-    def __hash__(self):
-        return self.id
 
     def __repr__(self):
         return f"<CUDA Device {self.id}>"

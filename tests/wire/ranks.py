@@ -13,12 +13,22 @@ from wire.interleaving import chooser
 class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one."""
 
-    def __init__(self, size, seed=None, rendezvous=True, message_bytes=1 << 30, **more):
+    def __init__(
+        self,
+        size,
+        seed=None,
+        rendezvous=True,
+        message_bytes=1 << 30,
+        device_transport="staged",
+        **more,
+    ):
         choose = first if seed is None else chooser(seed)
         self.size = size
         self.network = LocalNetwork(size, choose, rendezvous, message_bytes, **more)
         self.collectives = [
-            Collectives(transport, Opening(transport, 1), 2)
+            Collectives(
+                transport, Opening(transport, 1), 2, device_transport=device_transport
+            )
             for transport in self.network.transports
         ]
 

@@ -1,7 +1,7 @@
 """Who may import whom, and who may know what: rules of the layout, read off the source.
 
-The package is a list of layers, and imports only point up it: errors, plan, wire, ring, training, cli.  ``plan`` uses
-the standard library only.  Only ``wire/arrays`` knows the kinds of array.  Importing ``mpiring`` or
+The package is a list of layers, and imports only point up it: errors, plan, wire, device, ring, training, cli.
+``plan`` uses the standard library only.  Only ``wire/arrays`` knows the kinds of array.  Importing ``mpiring`` or
 ``mpiring.plan`` starts nothing.
 """
 
@@ -17,7 +17,7 @@ import pytest
 import mpiring
 
 ROOT = Path(mpiring.__file__).parent
-LAYERS = ["errors", "plan", "wire", "ring", "training", "cli"]
+LAYERS = ["errors", "plan", "wire", "device", "ring", "training", "cli"]
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.rglob("*.py"))
 }
@@ -88,6 +88,8 @@ def test_imports_point_up_the_list(path):
         ("wire/deep/er.py", "from ...training import gradients"),
         ("ring.py", "from .training.gradients import average_gradients"),
         ("ring.py", "import mpiring.cli"),
+        ("wire/shared.py", "from .. import device"),
+        ("device.py", "from .ring import Ring"),
         ("training/x.py", "from ..cli import main"),
         ("elsewhere.py", ""),
     ],
@@ -108,6 +110,7 @@ def test_the_rule_can_be_broken(path, source):
             "import numpy\nfrom mpi4py import MPI\nfrom ..plan import verify",
         ),
         ("ring.py", "from .wire import mpi\nfrom .errors import RingError"),
+        ("cli/doctor/child.py", "from mpiring.device import find_gpus"),
         ("cli/show.py", "from ..training import gradients\nfrom ..ring import Ring"),
         ("__main__.py", "from .cli import main"),
         ("wire/shared.py", "from .. import __version__"),
@@ -253,6 +256,7 @@ PATHS = f"import sys; sys.path[:] = {[str(ROOT.parent), *sys.path]!r}"
         "import mpiring.plan",
         "import mpiring; mpiring.plan.verify(mpiring.plan.ring_allreduce(4))",
         "from mpiring import plan, RingError, ScheduleError, DeadlockError",
+        "from mpiring import choose_device, local_rank; local_rank()",
         "from mpiring.plan import *",
     ],
 )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
+from mpiring.device import find_gpus
 from mpiring.wire.loaded import Library
 
 from . import devices, launch, library, machine, packages
@@ -194,9 +195,7 @@ def examine_devices(
     probe: Probe, loaded: Library | None, environment: Mapping[str, str]
 ) -> list[Finding | None]:
     """GPUs, and what MPI can do with their memory."""
-    gpus = {rank: facts.gpus for rank, facts in probe.ranks.items()} or {
-        0: devices.find_gpus()
-    }
+    gpus = {rank: facts.gpus for rank, facts in probe.ranks.items()} or {0: find_gpus()}
     findings: list[Finding | None] = [devices.judge_gpus(gpus, hosts_of(probe.ranks))]
     if loaded is None:
         return findings

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpiring.device import find_gpus
 from mpiring.wire import loaded
 
-from . import devices, machine
+from . import machine
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -90,7 +91,7 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
         LEVELS.index(threads_name(MPI, threads)),
         machine.find_cores(),
         machine.find_shared_memory(),
-        devices.find_gpus(),
+        find_gpus(),
     )
     ranks = gather(world, facts, deadline)
     send("ranks", ranks)

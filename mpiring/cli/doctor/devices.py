@@ -16,9 +16,7 @@ of itself.  No single source knows, so each is asked and named:
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from .finding import NOTE, OK, Finding, name_ranks
 
@@ -31,15 +29,6 @@ SWITCHES = (
     "OMPI_MCA_accelerator",  # Open MPI 5
     "UCX_TLS",
 )
-
-
-def find_gpus(root: Path = Path("/")) -> list[str]:
-    """Device files of GPUs: ``/dev/nvidia0`` and so on, ``/dev/kfd`` (AMD), ``/dev/dxg`` (WSL)."""
-    if sys.platform != "linux":
-        return []
-    found = sorted(root.glob("dev/nvidia[0-9]*"))
-    found += [path for path in (root / "dev/kfd", root / "dev/dxg") if path.exists()]
-    return [str(path) for path in found]
 
 
 def judge_gpus(gpus: Mapping[int, Sequence[str]], hosts: Mapping[int, str]) -> Finding:

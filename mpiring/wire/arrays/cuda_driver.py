@@ -8,7 +8,7 @@ from typing import Any
 
 # Numbers of CUpointer_attribute, from cuda.h.
 _IS_MANAGED = 8
-_IS_LEGACY_CUDA_IPC_CAPABLE = 13
+_IS_LEGACY_CUDA_IPC_CAPABLE = 10
 
 
 def is_plain(pointer: int) -> bool:

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..arithmetic import Array
 
-# Operands of one kernel.  CUDA has room for 4 KiB of arguments, and a flat array takes some 30 bytes.
-MOST_OPERANDS = 32
+# In a kernel's signature a single letter stands for the type of what it is called with.
+_TYPES = "ABCDEFGHIJKLMNOPQRSTUVWX"
+MOST_OPERANDS = len(_TYPES)
 
 _PREAMBLE = """
 __device__ inline float mpiring_times(float a, float b) { return __fmul_rn(a, b); }
@@ -67,21 +68,21 @@ def finish(cupy: Any, op: str, size: int, value: Array, out: Array) -> None:
         out: a flat array of as many elements.
     """
     if op == "avg":
-        is_complex = value.dtype.kind == "c"
-        divisor = value.real.dtype.type(size)
-        _average_kernel(cupy, is_complex)(value, divisor, out)
+        real = value.real.dtype
+        kernel = _average_kernel(cupy, value.dtype.kind == "c", real.name)
+        kernel(value, real.type(size), out)
     elif value is not out:
         _fold_kernel(cupy, "sum", 1)(value, out)
 
 
 @lru_cache(maxsize=256)
 def _fold_kernel(cupy: Any, step: str, operands: int) -> Any:
-    """A kernel for any dtypes: the names in its signature are the types of the arrays it is called with."""
+    """A kernel for any dtypes."""
     lines = ["Y y = Y(x0)"]
     for i in range(1, operands):
         lines.append(f"{{ Y z = Y(x{i}); {_STEPS[step]}; }}")
     return cupy.ElementwiseKernel(
-        ", ".join(f"X{i} x{i}" for i in range(operands)),
+        ", ".join(f"{_TYPES[i]} x{i}" for i in range(operands)),
         "Y out",
         "; ".join([*lines, "out = y"]),
         f"mpiring_{step.replace(' ', '_')}_{operands}",
@@ -90,11 +91,11 @@ def _fold_kernel(cupy: Any, step: str, operands: int) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _average_kernel(cupy: Any, is_complex: bool) -> Any:
+def _average_kernel(cupy: Any, is_complex: bool, real: str) -> Any:
     quotient = "x.real() / size, x.imag() / size" if is_complex else "x / size"
     return cupy.ElementwiseKernel(
-        "X x, R size",
+        f"X x, {real} size",
         "Y out",
         f"out = Y({quotient})",
-        "mpiring_complex_average" if is_complex else "mpiring_average",
+        f"mpiring_{'complex_' if is_complex else ''}average_{real}",
     )
