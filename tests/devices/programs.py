@@ -1,4 +1,4 @@
-"""A ring as the cases of :mod:`devices.cases` want it: collectives that are programs to ``yield from``."""
+"""For cases on a device: a ring whose collectives are programs to ``yield from``, and a kernel that takes long."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ class Programs:
                 post(array, peer, tag)
         return
         yield
+
+
+def slow_copy(cupy, turns):
+    """``copy(x, y)``: a kernel that takes long to give ``y`` the float32 numbers of ``x``.
+
+    Args:
+        turns: of its loop, which no compiler may leave out: ``z`` might become NaN.
+    """
+    kernel = cupy.ElementwiseKernel(
+        "float32 x, int32 turns",
+        "float32 y",
+        "float z = x; for (int k = 0; k < turns; ++k) z = (z + x) * 0.5f; y = z != z ? z : x",
+        "mpiring_test_slow_copy",
+    )
+    return lambda x, y: kernel(x, turns, y)
 
 
 def drive(program):

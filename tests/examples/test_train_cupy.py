@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.kernels import no_compiler
+from devices.compiled import no_compiler
 from launch import launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

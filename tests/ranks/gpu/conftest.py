@@ -19,8 +19,7 @@ import mpiring
 from mpiring.wire import device_support
 from mpiring.wire.arrays import cuda_driver
 
-from devices import deferred, numerics
-from devices import kernels as compiled
+from devices import compiled, deferred, numerics
 
 REAL = pytest.param("real", marks=pytest.mark.gpu)
 
@@ -73,12 +72,12 @@ class Scale(NamedTuple):
 
     Attributes:
         many: elements that are many.
-        slow: turns of a slow kernel's loop.
+        turns: of a slow kernel's loop; on a card some ten milliseconds for so many elements.
         repeats: of what has to come out right each time.
     """
 
     many: int
-    slow: int
+    turns: int
     repeats: int
 
 

@@ -10,18 +10,9 @@ from mpiring.wire import device_support
 from mpiring.wire.arrays import CupyKind
 
 from devices import cases
+from devices.programs import slow_copy
 
 pytestmark = pytest.mark.ranks(2)
-
-
-def slow_copy(cupy):
-    """A kernel that takes long, and gives what it was given."""
-    return cupy.ElementwiseKernel(
-        "float32 x, int32 turns",
-        "float32 y",
-        "float z = x; for (int k = 0; k < turns; ++k) { z = z * 0.5f + x; z = z - z * 0.5f; } y = z != z ? z : x",
-        "mpiring_test_slow_copy",
-    )
 
 
 def test_b23_an_mpi_that_cannot_take_device_memory(cupy, comm, where):
@@ -67,13 +58,13 @@ def test_b23_forcing_the_device_path_there_is_an_error(cupy, comm, monkeypatch):
 
 def sum_what_is_still_queued(cupy, ring, scale):
     """How many numbers of each all-reduce are wrong."""
-    slow, stream = slow_copy(cupy), cupy.cuda.Stream(non_blocking=True)
+    slow, stream = slow_copy(cupy, scale.turns), cupy.cuda.Stream(non_blocking=True)
     wrong = []
     with stream:
         x, y = cupy.empty(scale.many, "f4"), cupy.empty(scale.many, "f4")
         for _ in range(scale.repeats):
             x.fill(-1)
-            slow(x, scale.slow, y)
+            slow(x, y)
             y.fill(ring.rank + 1)
             total = ring.allreduce(y)
             wrong.append(int((total != 3).sum()))  # read on the same stream
@@ -93,26 +84,26 @@ def test_b24_sees_a_call_that_does_not_wait(cupy, ring, scale, monkeypatch):
 
 def test_b24_the_slow_kernels_own_result(cupy, ring, scale):
     """The kernel is what is summed: its end is waited for, and not only that of what is queued behind it."""
-    slow, stream = slow_copy(cupy), cupy.cuda.Stream(non_blocking=True)
+    slow, stream = slow_copy(cupy, scale.turns), cupy.cuda.Stream(non_blocking=True)
     results = []
     with stream:
         x, y = cupy.empty(scale.many, "f4"), cupy.empty(scale.many, "f4")
         for _ in range(scale.repeats):
             x.fill(ring.rank + 1)
             y.fill(-1)
-            slow(x, scale.slow, y)
+            slow(x, y)
             total = ring.allreduce(y, out=y)
             results.append(int((total != 3).sum()))
     assert results == [0] * scale.repeats
 
 
 def test_b24_a_buffer_just_zeroed_keeps_what_was_received(cupy, ring, scale):
-    slow, stream = slow_copy(cupy), cupy.cuda.Stream(non_blocking=True)
+    slow, stream = slow_copy(cupy, scale.turns), cupy.cuda.Stream(non_blocking=True)
     results = []
     with stream:
         x, out = cupy.full(scale.many, 7, "f4"), cupy.empty(scale.many, "f4")
         for _ in range(scale.repeats):
-            slow(x, scale.slow, out)
+            slow(x, out)
             out.fill(0)
             if ring.rank == 0:
                 ring.send(x, 1)
