@@ -18,6 +18,7 @@ import pytest
 import mpiring
 from mpiring.wire import device_support
 from mpiring.wire.arrays import cuda_driver
+from mpiring.wire.device_evidence import Clue
 
 from devices import compiled, deferred, numerics
 
@@ -89,9 +90,9 @@ def scale(where) -> Scale:
 
 @pytest.fixture(params=["staged", "direct"])
 def transport(request, where, comm, monkeypatch) -> str:
-    """``"staged"``, and ``"direct"`` where the MPI can; the pretended device's memory is the host's, so every MPI can."""
+    """``"staged"``, and ``"direct"`` where the MPI can: on the pretended device, which is host memory, any MPI."""
     if request.param == "direct" and where == "pretended":
-        yes = (device_support.Clue("yes", "the pretended device is host memory"),)
+        yes = (Clue("yes", "the pretended device is host memory"),)
         monkeypatch.setattr(device_support, "weigh", lambda *facts: yes)
     elif request.param == "direct":
         with mpiring.Ring(comm) as ring:

@@ -8,6 +8,7 @@ import pytest
 import mpiring
 from mpiring.wire import device_support
 from mpiring.wire.arrays import CupyKind
+from mpiring.wire.device_evidence import Clue
 
 from devices import cases
 from devices.programs import slow_copy
@@ -42,9 +43,9 @@ def test_b23_an_mpi_that_cannot_take_device_memory(cupy, comm, where):
 
 def test_b23_forcing_the_device_path_there_is_an_error(cupy, comm, monkeypatch):
     """A clear one, on every rank, and not a crash; the next ring works."""
-    no = (device_support.Clue("no", "MPIX_Query_cuda_support of this MPI says no"),)
+    no = (Clue("no", "MPIX_Query_cuda_support of this MPI says no"),)
     monkeypatch.setattr(device_support, "weigh", lambda *facts: no)
-    nothing = device_support.Clue("", "no probe has passed here")
+    nothing = Clue("", "no probe has passed here")
     monkeypatch.setattr(device_support, "find_probe", lambda *about: nothing)
     with pytest.raises(ValueError, match="takes pointers into device memory") as caught:
         mpiring.Ring(comm, device_transport="direct")

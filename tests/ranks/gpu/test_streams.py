@@ -1,4 +1,4 @@
-"""Promise 10: what a stream has still to do with an array counts, and its next work finds the result; no synchronise."""
+"""Promise 10: what a stream has still to do with an array counts, and its next work finds the result, unasked."""
 
 from __future__ import annotations
 
