@@ -106,17 +106,22 @@ def read_arguments() -> argparse.Namespace | int:
 
 def find_cupy(comm: MPI.Intracomm) -> tuple[Any, str]:
     """CuPy with a GPU on every rank, or what is missing."""
-    module, problem = None, ""
-    try:
-        import cupy as module
-    except ImportError:
-        problem = "CuPy is not installed: pip install 'mpiring[cuda12x]', or 13x"
-    if module is not None and not module.cuda.is_available():
-        problem = cards.ask().problem or "CuPy finds no GPU"
+    cupy, problem = import_cupy()
     if comm.size < 2:
         problem = "needs 2 ranks or more: mpirun -n 2 python -m mpi4py lab/device.py"
     problems = [told for told in comm.allgather(problem) if told]
-    return module, problems[0] if problems else ""
+    return cupy, problems[0] if problems else ""
+
+
+def import_cupy() -> tuple[Any, str]:
+    """CuPy, or what is missing here."""
+    try:
+        import cupy
+    except ImportError:
+        return None, "CuPy is not installed: pip install 'mpiring[cuda12x]', or 13x"
+    if not cupy.cuda.is_available():
+        return None, cards.ask().problem or "CuPy finds no GPU"
+    return cupy, ""
 
 
 # ---- measuring --------------------------------------------------------------------------------------
