@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..plan.segments import Segments
 from ..wire.arithmetic import Array
-from ..wire.arrays import NUMPY, kind_named, kind_of
+from ..wire.arrays import NUMPY, Kind, kind_named, kind_of
 from ..wire.device_transport import Carriage
 from ..wire.transport import Request
 
@@ -60,15 +60,16 @@ class Flat:
 
     Args:
         signatures: of one dtype and kind.
+        kind: bound to one of the arrays, so that the buffer is on its device; None where there is none.
 
     Attributes:
         signatures: the same.
         whole: the buffer as an array that a ring's collectives take, in place.
     """
 
-    def __init__(self, signatures: list[Signature]) -> None:
+    def __init__(self, signatures: list[Signature], kind: Kind | None = None) -> None:
         self.signatures = signatures
-        self._kind = kind_named(signatures[0].kind)
+        self._kind = kind_named(signatures[0].kind) if kind is None else kind
         parts = Segments.of_lengths([item.elements for item in signatures])
         theirs, buffer = self._kind.new(parts.count, signatures[0].dtype)
         self.whole: Array = buffer if theirs is None else theirs
@@ -86,10 +87,14 @@ class Flat:
     def views(self) -> dict[str, Any]:
         """The named arrays: views of the buffer, or copies if their kind is immutable."""
         kind = self._kind.bound(self._buffer)
-        return {
-            name: kind.finished(theirs, part)
-            for name, (theirs, part) in self._parts.items()
-        }
+        views: dict[str, Any] = {}
+        for name, (theirs, part) in self._parts.items():
+            if theirs is None:
+                source = part
+                _, part = kind.new(part.shape, kind.dtype_name(part))
+                kind.copy(source, part)
+            views[name] = kind.finished(theirs, part)
+        return views
 
     def fill(self, arrays: Mapping[str, Any]) -> None:
         """Copy the arrays in; what is None or not there becomes zeros."""
@@ -97,19 +102,41 @@ class Flat:
 
     def update(self, arrays: Mapping[str, Any]) -> None:
         """Copy the arrays in that are there; None becomes zeros, and a number goes everywhere."""
+        values = {n: self._values(arrays[n]) for n in self._parts if n in arrays}
         kind = self._kind.bound(self._buffer)
-        for name, (_, part) in self._parts.items():
-            if name in arrays:
-                kind.copy(_values(arrays[name]), part)
-        kind.finished(self.whole, self._buffer)
+        for name, value in values.items():
+            kind.copy(value, self._parts[name][1])
+        self._hand_back(kind)
+
+    def another(self) -> Flat:
+        """Another one for the same arrays, with nothing in it."""
+        return Flat(self.signatures, self._kind)
 
     def copied(self) -> Flat:
         """Another one that holds the same."""
-        copy = Flat(self.signatures)
+        copy = self.another()
         kind = self._kind.bound(copy._buffer)
         kind.copy(self._buffer, copy._buffer)
-        kind.finished(copy.whole, copy._buffer)
+        copy._hand_back(kind)
         return copy
+
+    def _values(self, given: Any) -> Any:
+        """What to copy from: an array, or a number for every element."""
+        if given is None:
+            return 0
+        if isinstance(given, (bool, int, float, complex)):
+            return given
+        kind = NUMPY if isinstance(given, (list, tuple)) else kind_of(given)
+        array = kind.as_array(given)
+        if kind.name != self._kind.name:
+            kind.bound(array)  # its library may have a stream of its own to wait for
+        return array
+
+    def _hand_back(self, kind: Kind) -> None:
+        """The buffer has been written: what the user does next comes after."""
+        if self.whole is not self._buffer:
+            kind.written(self.whole)
+        kind.finished(self.whole, self._buffer)
 
     def post(self, carriage: Carriage, is_send: bool, peer: int, tag: int) -> Request:
         """Start to send or receive the buffer."""
@@ -120,13 +147,3 @@ class Flat:
         transport = carriage.transport(kind, stages, someone_stages=True)
         post = transport.isend if is_send else transport.irecv
         return post(kind.message(self._buffer), peer, tag)
-
-
-def _values(given: Any) -> Any:
-    """What to copy from: an array, or a number for every element."""
-    if given is None:
-        return 0
-    if isinstance(given, (bool, int, float, complex)):
-        return given
-    kind = NUMPY if isinstance(given, (list, tuple)) else kind_of(given)
-    return kind.as_array(given)

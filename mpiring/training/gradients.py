@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError
 from ..wire.arithmetic import Array, check_op
-from ..wire.arrays import kind_named
+from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
+from ..wire.operands import operand
 from .agreement import everyone_says
 from .flat import Flat, Signature, groups, signature
 
@@ -79,7 +80,10 @@ def average_gradients(
     except Exception as error:
         failure = error
     settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
-    said = json.dumps([settings, signatures])
+    # Who has none of a gradient makes zeros of the kind that the others have.
+    has_none = any(item.dtype is None for item in signatures)
+    kinds = [*kinds_here(), *libraries_here()] if has_none else []
+    said = json.dumps([settings, signatures, kinds])
     if not ring.exchange("average_gradients", said, failure):
         signatures = _merge(everyone_says(ring, said))
     averaged = _average(leaves, signatures, ring, op, order, bucket_bytes)
@@ -103,7 +107,7 @@ def _merge(texts: list[str]) -> list[Signature]:
     """The gradients that any rank has; raises, alike on every rank, where the ranks differ."""
     merged: dict[str, Signature] = {}
     owner: dict[str, int] = {}
-    settings, entries = zip(*(json.loads(text) for text in texts))
+    settings, entries, kinds = zip(*(json.loads(text) for text in texts))
     for rank, theirs in enumerate(settings):
         if theirs != settings[0]:
             raise ValueError(
@@ -133,6 +137,14 @@ def _merge(texts: list[str]) -> list[Signature]:
                     f"average_gradients: gradient {name}: rank {rank} has a {new}, "
                     f"rank {owner[name]} a {old}; it must be the same on every rank"
                 )
+    for rank, of_rank in enumerate(entries):
+        for name, dtype, _, _ in of_rank:
+            found = merged[name]
+            if dtype is None and found.kind and found.kind not in kinds[rank]:
+                raise TypeError(
+                    f"average_gradients: gradient {name}: rank {owner[name]} has a {found}, rank {rank} None, and "
+                    f"it has not imported {needed_for(found.kind) or found.kind}; import it there"
+                )
     return list(merged.values())
 
 
@@ -149,7 +161,9 @@ def _average(
 ) -> dict[str, Array]:
     started = []
     for bucket in _buckets(signatures, bucket_bytes):
-        flat = Flat(bucket)
+        brought = [leaves[item.name] for item in bucket]
+        one = next((leaf for leaf in brought if leaf is not None), None)
+        flat = Flat(bucket, None if one is None else operand(one).kind)
         flat.fill(leaves)
         work = ring.allreduce(
             flat.whole, op, out=flat.whole, order=order, async_op=True
@@ -167,7 +181,7 @@ def _buckets(
 ) -> Iterator[list[Signature]]:
     """Gradients that travel together: of one dtype and kind, in order of their names."""
     for group in groups(signatures):
-        itemsize = kind_named(group[0].kind).itemsize(str(group[0].dtype))
+        itemsize = NUMPY.itemsize(str(group[0].dtype))
         bucket: list[Signature] = []
         nbytes = 0
         for item in group:

@@ -37,6 +37,7 @@ from ..wire.arithmetic import Array
 from ..wire.device_transport import Carriage
 from ..wire.execute import Position
 from ..wire.mpi import TAG_SERVER
+from ..wire.operands import operand
 from ..wire.transport import Program, Request, together, wait
 from .agreement import check_server, difference, everyone_says, parameter
 from .flat import Flat, groups, signature
@@ -87,8 +88,11 @@ class ParameterServer:
             check_server(ring, params, update, root, mode)
             signatures = [parameter(name, params[name]) for name in sorted(params)]
             said = json.dumps({"root": root, "mode": mode, "params": signatures})
-            self._params = [Flat(group) for group in groups(signatures)]
-            self._grads = [Flat(group) for group in groups(signatures)]
+            self._params = [
+                Flat(group, operand(params[group[0].name]).kind)
+                for group in groups(signatures)
+            ]
+            self._grads = [flat.another() for flat in self._params]
             for flat in self._params:
                 flat.fill(params)
         except Exception as error:
@@ -128,7 +132,8 @@ class ParameterServer:
 
     def _apply(self, grads: list[Flat]) -> None:
         assert self._update is not None
-        current, given = self.params, self.params
+        current = self.params
+        given = dict(current)
         returned = self._update(given, _named(grads))
         new = {n: value for n, value in given.items() if value is not current.get(n)}
         new.update(returned or {})
@@ -280,7 +285,7 @@ class ParameterServer:
 
     def _listen(self, line: _Line, failures: list[Exception]) -> Program[None]:
         """Serve one worker until it is done, or has been told of a failure."""
-        grads = [Flat(flat.signatures) for flat in self._grads]
+        grads = [flat.another() for flat in self._grads]
         while True:
             wish = bytearray(1)
             yield from line.receive(wish)

@@ -22,7 +22,7 @@ _ALIGNMENT = 64  # bytes: a cache line, and more than any dtype asks for
 
 
 class Scratch:
-    """Memory that one call leaves to the next, a block of bytes for each kind of array."""
+    """Memory that one call leaves to the next, a block of bytes for each place that arrays have."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, Array] = {}
@@ -32,12 +32,12 @@ class Scratch:
         rooms = Segments.of_lengths(
             [-(-n // _ALIGNMENT) * _ALIGNMENT for n in lengths] or [0]
         )
-        block = self._blocks.get(kind.name)
+        place = kind.place
+        block = self._blocks.get(place)
         if block is None or len(block) < rooms.count:
-            self._blocks.pop(
-                kind.name, None
-            )  # let go of the old one before asking for more
-            block = self._blocks[kind.name] = kind.empty(rooms.count, "uint8")
+            # Let go of the old one before asking for more.
+            self._blocks.pop(place, None)
+            block = self._blocks[place] = kind.empty(rooms.count, "uint8")
         return [block[room.slice] for room in rooms][: len(lengths)]
 
     @property

@@ -39,6 +39,7 @@ class Target:
         self._kind = kind
         self._theirs = theirs
         self._array = array
+        self._is_filled = is_filled
         self._is_apart = not kind.is_flat(array) and not is_filled
         if is_filled:
             self.flat = kind.flat(array)
@@ -51,6 +52,8 @@ class Target:
         """The user's array, when all work on ``flat`` has been asked for."""
         if self._is_apart:
             self._kind.copy(self.flat.reshape(self._array.shape), self._array)
+        if self._theirs is not None and not self._is_filled:
+            self._kind.written(self._theirs)
         return self._kind.finished(self._theirs, self._array)
 
 

@@ -17,9 +17,18 @@ from ..plan.segments import Segments
 from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import DTYPES, Array
-from .arrays import KINDS, NUMPY, kind_named, kind_of, kinds_here
+from .arrays import (
+    KINDS,
+    NUMPY,
+    kind_code,
+    kind_named,
+    kind_of,
+    kinds_here,
+    needed_for,
+)
 from .calls import Call
 from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .device_transport import until_done
 from .execute import Position, execute
 from .memory import Memory
 from .operands import Operand, Target, flat_input, operand, output
@@ -134,7 +143,7 @@ def _broadcast(
     if x is None:
         source, target = _like(payloads[root])
         member.carry(call, source, None)
-    elif source.kind.is_array(x):
+    elif source.kind.is_array(x) or is_root and source.kind.is_immutable(x):
         target = Target(source.kind, x, source.array, is_filled=is_root)
     else:  # a number, or what cannot be filled
         target = Target(source.kind, *source.kind.new(source.array.shape, source.dtype))
@@ -157,7 +166,10 @@ def _broadcast(
     )
     member.reserve(call, source, path)
     yield from execute(memory, member.carrier(call, source), member.tag, position)
-    return target.done()
+    result = target.done()
+    if x is None:
+        yield from until_done(kind)  # no stream of the caller's is known
+    return result
 
 
 def run(
@@ -315,7 +327,7 @@ def _signature(source: Operand) -> bytes:
         raise ValueError(
             f"an array of {len(shape)} dimensions; a broadcast takes at most {_MOST_DIMENSIONS}: reshape it"
         )
-    codes = (KINDS.index(source.kind.name), _CODES.index(source.dtype))
+    codes = (kind_code(source.kind), _CODES.index(source.dtype))
     return struct.pack(f"<BB{len(shape)}q", *codes, *shape)
 
 
@@ -329,6 +341,22 @@ def _words(said: bytes) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
+def _kind_words(code: int) -> str:
+    if needed_for(KINDS[code]):
+        return f"a {KINDS[code]} array"
+    return "an array of a library that mpiring does not know by name"
+
+
+def _advice(code: int) -> str:
+    """What a rank without an array of this kind should do."""
+    libraries = needed_for(KINDS[code])
+    if not libraries:
+        return "; pass an array to fill there"
+    return (
+        f" and has not imported {libraries}; import it there, or pass an array to fill"
+    )
+
+
 def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
     """Raise, alike on every rank, unless all have an array like the root's or can make one."""
     of_root = payloads[root]
@@ -337,8 +365,7 @@ def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
         if len(said) == 1:
             if not said[0] >> kind & 1:
                 raise TypeError(
-                    f"{name}: rank {root} sends a {KINDS[kind]} array, but rank {rank} passed None and "
-                    f"has not imported {KINDS[kind]}; import it there, or pass an array to fill"
+                    f"{name}: rank {root} sends {_kind_words(kind)}, but rank {rank} passed None{_advice(kind)}"
                 )
         elif said[1:] != of_root[1:]:
             raise ValueError(

@@ -106,11 +106,18 @@ class Machine:
         """New memory, full of noise."""
         block = Block(nbytes, kind, device)
         block.raw[...] = self.noise()
+        self.note(block)
+        return block
+
+    def note(self, block: Block) -> None:
+        """Know the block by its address.
+
+        Also when it is used again: the garbage collector forgets what it gives back from a cycle.
+        """
         with self.queue.lock:
             if block.ptr not in self._starts:
                 bisect.insort(self._starts, block.ptr)
             self._blocks[block.ptr] = block
-        return block
 
     def pool(self, name: str, make: Callable[[], Any]) -> Any:
         """The pool of that name, made when it is first asked for."""

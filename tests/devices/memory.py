@@ -64,6 +64,7 @@ class PooledMemory(_Memory):
     def __init__(self, block, size, pool, arena):
         super().__init__(block, size, block.device)
         self._pool, self._arena = pool, arena
+        present().note(block)
         pool._used += block.nbytes
 
     def __del__(self):

@@ -41,6 +41,7 @@ class PinnedMemoryPool:
         nbytes = max(_UNIT, 1 << (size - 1).bit_length()) if size else _UNIT
         free = self._free.setdefault(nbytes, [])
         block = free.pop() if free else present().block(nbytes, "host")
+        present().note(block)
         block.raw[...] = present().noise()
         if nbytes not in self._types:
             array = ctypes.c_ubyte * nbytes

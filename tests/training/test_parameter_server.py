@@ -121,7 +121,7 @@ def test_a_failure_reaches_every_worker(size, seed, protocol, at):
 
 MISTAKES = {
     "one buffer for all workers": (
-        "grads = [Flat(flat.signatures) for flat in self._grads]",
+        "grads = [flat.another() for flat in self._grads]",
         "grads = self._grads",
     ),
     "sends what it goes on changing": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import sys
 from fractions import Fraction
 
 import ml_dtypes
@@ -12,7 +13,16 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire.arrays import NUMPY, kind_named, kind_of
+from mpiring.wire.arrays import (
+    KINDS,
+    NUMPY,
+    Kind,
+    kind_code,
+    kind_named,
+    kind_of,
+    kinds_here,
+    needed_for,
+)
 
 from wire import reference
 from wire.ranks import Ranks
@@ -226,11 +236,35 @@ def test_every_name_of_a_dtype_is_known():
         assert NUMPY.empty(3, name).dtype == reference.dtype_of(name)
 
 
-def test_a_kind_by_name():
+def test_a_kind_by_name(monkeypatch):
     assert kind_named("numpy") is NUMPY
-    for name in ("cupy", "torch"):
-        with pytest.raises(TypeError, match=f"another rank has {name} arrays"):
+    for name, library in (
+        ("cupy", "cupy"),
+        ("torch", "torch"),
+        ("torch CUDA", "torch and cupy"),
+        ("jax", "jax"),
+        ("jax CUDA", "jax and cupy"),
+        ("numba", "numba.cuda and cupy"),
+        ("nolib", "nolib"),
+        ("nolib CUDA", "nolib CUDA"),
+    ):
+        for module in ("cupy", "torch", "jax", "numba.cuda"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        words = (
+            f"another rank has {name} arrays, and this one has not imported {library}"
+        )
+        with pytest.raises(TypeError, match=f"{words}$"):
             kind_named(name)
+    assert kinds_here() == ("numpy",)
+
+
+def test_a_kind_has_a_place_for_other_ranks():
+    """A byte says a kind, and a bit of a byte that a rank can make it."""
+    assert len(KINDS) <= 8 and len(set(KINDS)) == len(KINDS)
+    assert kind_code(NUMPY) == 0 and needed_for("numpy") == "numpy"
+    unknown = Kind()
+    unknown.name = "nolib"
+    assert KINDS[kind_code(unknown)] == "another" and needed_for("another") == ""
 
 
 # ---- outputs --------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ A *kind* answers what the rest of the wire needs to know of an array, without an
 library: how to see it as one flat buffer, how to hand a piece of it to a transport, how to fold pieces, and
 how a result becomes an array of the same library again.  There are two engines, and every kind uses one:
 
-* arrays in host memory are seen as NumPy arrays (:mod:`.host`; :mod:`.torch`, :mod:`.jax` and :mod:`.dlpack`
-  only look and hand back);
-* arrays in a GPU's memory are seen as CuPy arrays (:mod:`.cupy`), whoever made them.
+* arrays in host memory are seen as NumPy arrays (:mod:`.host`);
+* arrays in a GPU's memory are seen as CuPy arrays (:mod:`.cupy`), whoever made them (:mod:`.foreign`).
+
+:mod:`.torch`, :mod:`.jax` and :mod:`.dlpack` only look and hand back.
 
 The kind is found from the array itself.  A library is looked up in ``sys.modules`` and never imported first:
-who passes its array has imported it.
+who passes its array has imported it.  The exception is CuPy, when another library's array on a GPU is passed.
 
 Rules (promises 1 and 2):
 
@@ -20,20 +21,46 @@ Rules (promises 1 and 2):
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
-from .cupy import CupyKind, cupy_here
-from .host import NUMPY, Kind
+from . import cupy
+from .cupy import CupyKind, cupy_here, cupy_kind
+from .dlpack import libraries_here, other_kind, other_named
+from .host import NUMPY, Kind, numpy_kind
+from .jax import jax_cuda_here, jax_here, jax_kind
+from .torch import torch_cuda_here, torch_here, torch_kind
 
-__all__ = ["KINDS", "NUMPY", "CupyKind", "Kind", "kind_named", "kind_of", "kinds_here"]
+__all__ = [
+    "KINDS",
+    "NUMPY",
+    "CupyKind",
+    "Kind",
+    "as_at_call",
+    "kind_code",
+    "kind_named",
+    "kind_of",
+    "kinds_here",
+    "libraries_here",
+    "needed_for",
+]
 
-# Each looks its library up, and gives its kind if this process has imported it.
-_FINDERS: dict[str, Callable[[], Kind | None]] = {
-    "numpy": lambda: NUMPY,
-    "cupy": cupy_here,
+T = TypeVar("T")
+R = TypeVar("R")
+
+_SEEKERS = (numpy_kind, cupy_kind, torch_kind, jax_kind, other_kind)
+
+# By name: the kind, if this process can make arrays of it; and what it has to import for that.
+_MAKERS: dict[str, tuple[Callable[[], Kind | None], str]] = {
+    "numpy": (lambda: NUMPY, "numpy"),
+    "cupy": (cupy_here, "cupy"),
+    "torch": (torch_here, "torch"),
+    "torch CUDA": (torch_cuda_here, "torch and cupy"),
+    "jax": (jax_here, "jax"),
+    "jax CUDA": (jax_cuda_here, "jax and cupy"),
+    "numba": (lambda: other_named("numba"), "numba.cuda and cupy"),
 }
-KINDS = tuple(_FINDERS)  # a place in here says a kind to another rank
+KINDS = (*_MAKERS, "another")  # a place in here says a kind to another rank
 
 
 def kind_of(x: object) -> Kind:
@@ -44,20 +71,40 @@ def kind_of(x: object) -> Kind:
     """
     if NUMPY.is_array(x):  # most of them
         return NUMPY
-    for find in _FINDERS.values():
-        kind = find()
-        if kind is not None and kind.owns(x):
+    for kind_or_none in _SEEKERS:
+        kind = kind_or_none(x)
+        if kind is not None:
             return kind
-    advice = ": pass np.asarray(x)" if isinstance(x, (list, tuple)) else ""
+    is_like_one = isinstance(x, (list, tuple)) or hasattr(x, "__array__")
+    advice = ": pass np.asarray(x)" if is_like_one else ""
     raise TypeError(
-        f"a {type(x).__module__}.{type(x).__qualname__} is no array mpiring knows{advice}; "
-        "what works: NumPy and CuPy arrays, NumPy scalars and Python numbers"
+        f"a {type(x).__module__}.{type(x).__qualname__} is no array mpiring knows{advice}; what works: arrays of "
+        "NumPy, CuPy, torch, JAX, Numba and whatever has __dlpack__, NumPy scalars and Python numbers"
     )
 
 
+def as_at_call(program: Generator[T, None, R], x: object) -> Generator[T, None, R]:
+    """The program of a call on ``x``, which takes the stream that is current now for the one of the call.
+
+    A program that starts at once needs no such care.
+    """
+    try:
+        kind = kind_of(x)
+        if isinstance(kind, CupyKind):
+            return cupy.as_at_call(program, kind.bound(kind.as_array(x)))
+    except TypeError:  # the program finds that too, and tells the other ranks
+        pass
+    return program
+
+
+def kind_code(kind: Kind) -> int:
+    """What says this kind to another rank: its place in :data:`KINDS`, the last one for what has no name there."""
+    return KINDS.index(kind.name) if kind.name in KINDS else len(KINDS) - 1
+
+
 def kinds_here() -> tuple[str, ...]:
-    """The names of the kinds that this process can make arrays of."""
-    return tuple(name for name, find in _FINDERS.items() if find() is not None)
+    """The names of the kinds that this process can make arrays of; of those in :data:`KINDS`."""
+    return tuple(name for name, (here, _) in _MAKERS.items() if here() is not None)
 
 
 def kind_named(name: str) -> Kind:
@@ -66,11 +113,15 @@ def kind_named(name: str) -> Kind:
     Raises:
         TypeError: if this process does not use its library.
     """
-    find: Callable[[], Any] = _FINDERS.get(name, lambda: None)
-    kind = find()
+    here, libraries = _MAKERS.get(name, (lambda: other_named(name), name))
+    kind = here()
     if kind is None:
         raise TypeError(
-            f"another rank has {name} arrays, which this one has not imported"
+            f"another rank has {name} arrays, and this one has not imported {libraries}"
         )
-    assert isinstance(kind, Kind)
     return kind
+
+
+def needed_for(name: str) -> str:
+    """What a process has to import to make arrays of a kind in :data:`KINDS`; nothing if it cannot at all."""
+    return _MAKERS[name][1] if name in _MAKERS else ""

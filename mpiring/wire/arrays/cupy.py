@@ -23,15 +23,17 @@ Scratch and packed copies are allocated with S current, so that the pool gives t
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from . import cuda_driver, device_kernels
 from ..arithmetic import Array
+from . import cuda_driver, device_kernels
 from .host import Kind, as_dtype, has_own_places
 
 _LIBRARY = "cupy"
@@ -51,21 +53,22 @@ class CupyKind(Kind):
 
     # ---- the user's arrays ------------------------------------------------------------------------
 
-    def owns(self, x: object) -> bool:
-        return isinstance(x, self.cupy.ndarray)
-
     def is_array(self, x: object) -> bool:
-        return self.owns(x)
+        return isinstance(x, self.cupy.ndarray)
 
     def as_array(self, x: Any) -> Array:
         return x
 
     def bound(self, array: Array) -> CupyKind:
-        call = type(self)(self.cupy)
-        call._device = self.cupy.cuda.Device(array.device.id)
-        with call._device:
-            call._theirs = call.current_stream()
-            call._ours = _stream_of(self.cupy, array.device.id)
+        early = _at_call.get()
+        if type(early) is type(self) and early._device.id == array.device.id:
+            call = copy.copy(early)
+        else:
+            call = copy.copy(self)
+            call._device = self.cupy.cuda.Device(array.device.id)
+            with call._device:
+                call._theirs = call.current_stream()
+                call._ours = _stream_of(self.cupy, array.device.id)
         call._enter()
         return call
 
@@ -118,6 +121,11 @@ class CupyKind(Kind):
                 yield
 
     # ---- what it is -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        bound = self._device is not None
+        return f"device {self._device.id if bound else self.cupy.cuda.Device().id}"
 
     def device_of(self, x: Array) -> str:
         return f"device {x.device.id}"
@@ -182,8 +190,37 @@ class CupyKind(Kind):
             piece.data.copy_from_host_async(host.ctypes.data, len(piece), self._ours)
 
 
+def as_at_call(program: Generator[T, None, R], kind: CupyKind) -> Generator[T, None, R]:
+    """A program that finds X as it was when its call was made, whenever it runs.
+
+    Args:
+        program: of an asynchronous call.
+        kind: of the call's array, bound when the call was made.
+    """
+    while True:
+        token = _at_call.set(kind)
+        try:
+            item = next(program)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        finally:
+            _at_call.reset(token)
+        yield item
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_at_call: ContextVar[CupyKind | None] = ContextVar("at_call", default=None)
 _kinds: dict[int, CupyKind] = {}  # by the module object
 _streams: dict[tuple[int, int], Any] = {}  # S, by the module object and the device
+
+
+def cupy_kind(x: object) -> CupyKind | None:
+    """The kind of a CuPy array; None if it is none."""
+    kind = cupy_here()
+    return kind if kind is not None and kind.is_array(x) else None
 
 
 def cupy_here() -> CupyKind | None:

@@ -28,10 +28,6 @@ class Kind:
 
     # ---- the user's arrays ------------------------------------------------------------------------
 
-    def owns(self, x: object) -> bool:
-        """Whether ``x`` is an array of this kind."""
-        return isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
-
     def is_array(self, x: object) -> bool:
         """Whether ``x`` of this kind is an array that can be filled: no number, nothing immutable."""
         return isinstance(x, np.ndarray)
@@ -53,13 +49,24 @@ class Kind:
         return self
 
     def new(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, Array]:
-        """New memory for a result: the user's array, and the same as an array of the engine."""
+        """New memory for a result: the user's array, and the same as an array of the engine.
+
+        The user's array is None if its kind is immutable: :meth:`finished` makes it.
+        """
         array = self.empty(shape, dtype)
         return array, array
 
     def finished(self, theirs: Any, array: Array) -> Any:
-        """The user's array, ready for the user, when all work on ``array`` has been asked for."""
+        """The user's array, ready for the user, when all work on ``array`` has been asked for.
+
+        Args:
+            theirs: None if :meth:`new` gave none: it is made now, of memory that nobody writes any more.
+            array: the same as an array of the engine.
+        """
         return theirs
+
+    def written(self, theirs: Any) -> None:
+        """Tell the array's library, if it wants to know, that the user's array was written behind its back."""
 
     # ---- what it is -------------------------------------------------------------------------------
 
@@ -79,6 +86,11 @@ class Kind:
     def itemsize(self, dtype: str) -> int:
         """Bytes of an element of the dtype of that name."""
         return int(as_dtype(dtype).itemsize)
+
+    @property
+    def place(self) -> str:
+        """Where new memory is, in words: scratch of one place serves all kinds that are there."""
+        return "the host"
 
     def device_of(self, x: Array) -> str:
         """Where its memory is, in words."""
@@ -149,11 +161,21 @@ class Kind:
 NUMPY = Kind()
 
 
+def numpy_kind(x: object) -> Kind | None:
+    """The kind of a NumPy array, NumPy scalar or Python number; None if it is none."""
+    is_mine = isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
+    return NUMPY if is_mine else None
+
+
 def as_dtype(dtype: Any) -> Any:
     """A NumPy dtype from one or from a name."""
     if dtype == "bfloat16" and isinstance(dtype, str):
-        import ml_dtypes  # NumPy knows the name only after this
-
+        try:
+            import ml_dtypes  # NumPy knows the name only after this
+        except ImportError:
+            raise TypeError(
+                "bfloat16 needs ml_dtypes: pip install 'mpiring[fast]'"
+            ) from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
 
