@@ -16,6 +16,9 @@ from ranks.reference import ops_of, random_array, reduced
 from wire import libraries
 from wire.libraries import KNOWN, LIBRARIES, OTHERS, STRICT, check
 
+# Each rank imports the libraries, which takes seconds where many share a core.
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
 
 @pytest.fixture(params=LIBRARIES)
 def library(request):
@@ -93,7 +96,7 @@ def test_out_of_an_immutable_kind_is_refused(comm, ring, library):
     check(library, x, np.full(3, each))
 
 
-@pytest.mark.ranks(2, 3, 5)
+@pytest.mark.ranks(2, 3)
 def test_ranks_of_different_libraries(comm, ring):
     """NumPy on the last rank; each of the others has the library whose turn it is."""
     kinds = [OTHERS[r % len(OTHERS)] for r in range(comm.size - 1)]
@@ -112,7 +115,6 @@ def test_ranks_of_different_libraries(comm, ring):
         check(mine, result, value)
 
 
-@pytest.mark.ranks(1, 2, 3)
 def test_none_off_the_root(comm, ring, library):
     value = random_array("float64", (2, 3), 0)
     root = comm.size - 1
