@@ -18,8 +18,9 @@ Why this is the same training as in one process
     They are float64 here for that reason: rounding then stays many orders of magnitude below what a
     lost, doubled or wrongly weighted gradient does, and one look at it tells which it is.
 
-The network is written out, forward and backward, in NumPy; its data are scikit-learn's digits, 1797
-images of 8 x 8 pixels.
+The network is written out, forward and backward, in what NumPy and its like have in common: ``xp`` is
+the module whose arrays it works on, here NumPy, in ``train_cupy.py`` CuPy.  Its data are scikit-learn's
+digits, 1797 images of 8 x 8 pixels.
 """
 
 from __future__ import annotations
@@ -67,32 +68,33 @@ Arrays = dict[str, Array]
 # ---- the network --------------------------------------------------------------------------------
 
 
-def new_parameters(seed: int) -> Arrays:
+def new_parameters(seed: int, xp: Any = np) -> Arrays:
     """64 pixels, HIDDEN units with a ReLU, 10 digits; the same numbers on every rank."""
     random = np.random.default_rng(seed)
-    return {
+    parameters = {
         "w1": random.normal(0, np.sqrt(2 / 64), (64, HIDDEN)),
         "b1": np.zeros(HIDDEN),
         "w2": random.normal(0, np.sqrt(2 / HIDDEN), (HIDDEN, 10)),
         "b2": np.zeros(10),
     }
+    return {name: xp.asarray(values) for name, values in parameters.items()}
 
 
-def forward(parameters: Arrays, images: Array) -> tuple[Array, Array]:
+def forward(parameters: Arrays, images: Array, xp: Any = np) -> tuple[Array, Array]:
     """The hidden units, and the logarithm of each digit's probability (log-softmax)."""
-    hidden = np.maximum(images @ parameters["w1"] + parameters["b1"], 0)
+    hidden = xp.maximum(images @ parameters["w1"] + parameters["b1"], 0)
     scores = hidden @ parameters["w2"] + parameters["b2"]
     scores -= scores.max(axis=1, keepdims=True)
-    return hidden, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return hidden, scores - xp.log(xp.exp(scores).sum(axis=1, keepdims=True))
 
 
 def loss_and_gradients(
-    parameters: Arrays, images: Array, labels: Array
-) -> tuple[float, Arrays]:
+    parameters: Arrays, images: Array, labels: Array, xp: Any = np
+) -> tuple[Array, Arrays]:
     """Cross entropy and its gradients, *summed* over the images: zeros for an empty shard."""
-    hidden, log_probability = forward(parameters, images)
-    right = np.arange(len(labels)), labels
-    d_scores = np.exp(log_probability)
+    hidden, log_probability = forward(parameters, images, xp)
+    right = xp.arange(len(labels)), labels
+    d_scores = xp.exp(log_probability)
     d_scores[right] -= 1
     d_hidden = d_scores @ parameters["w2"].T * (hidden > 0)
     gradients = {
@@ -101,7 +103,7 @@ def loss_and_gradients(
         "w2": hidden.T @ d_scores,
         "b2": d_scores.sum(axis=0),
     }
-    return -float(log_probability[right].sum()), gradients
+    return -log_probability[right].sum(), gradients
 
 
 def descend(
@@ -153,19 +155,22 @@ def batches(digits: Digits, batch: int, seed: int) -> Iterator[Array]:
 class Trainer:
     """Parameters and their momentum on one rank."""
 
-    def __init__(self, digits: Digits, seed: int, ranks: Team) -> None:
-        self.parameters = new_parameters(seed)
-        self._velocity = {name: np.zeros_like(p) for name, p in self.parameters.items()}
+    def __init__(self, digits: Digits, seed: int, ranks: Team, xp: Any = np) -> None:
+        self.parameters = new_parameters(seed, xp)
+        self._velocity = {name: xp.zeros_like(p) for name, p in self.parameters.items()}
         self._digits = digits
         self._ranks = ranks
+        self._xp = xp
 
-    def step(self, batch: Array) -> float:
-        """Do one step of gradient descent with momentum; returns the loss of the whole batch."""
+    def step(self, batch: Array) -> Array:
+        """Do one step of gradient descent with momentum; returns the loss of the whole batch.
+
+        A loss on a GPU is one that may still have to be computed: reading it waits for it.
+        """
         rank, size, average = self._ranks
         mine = batch[mpiring.plan.Segments(len(batch), size)[rank].slice]
-        loss, gradients = loss_and_gradients(
-            self.parameters, self._digits.images[mine], self._digits.labels[mine]
-        )
+        images, labels = self._digits.images[mine], self._digits.labels[mine]
+        loss, gradients = loss_and_gradients(self.parameters, images, labels, self._xp)
         weight = size / len(batch)
         averaged = average(
             {
@@ -176,7 +181,8 @@ class Trainer:
         # Small batches take small steps, or training is chaos, in which even rounding grows.
         rate = LEARNING_RATE * min(1, len(batch) / 256)
         descend(self.parameters, self._velocity, averaged["gradients"], rate)
-        return float(averaged["loss"])
+        total: Array = averaged["loss"]
+        return total
 
 
 def train(
@@ -184,14 +190,15 @@ def train(
     args: argparse.Namespace,
     ranks: Team,
     after_epoch: Callable[[float], None],
+    xp: Any = np,
 ) -> tuple[Arrays, list[float]]:
     """The whole training; gives the parameters, and each epoch's mean loss."""
-    trainer = Trainer(digits, args.seed, ranks)
+    trainer = Trainer(digits, args.seed, ranks, xp)
     losses = []
     for epoch in range(args.epochs):
         seed = args.seed + 1 + epoch
         steps = [trainer.step(batch) for batch in batches(digits, args.batch, seed)]
-        losses.append(statistics.fmean(steps))
+        losses.append(statistics.fmean(map(float, steps)))
         after_epoch(losses[-1])
     return trainer.parameters, losses
 
@@ -199,15 +206,15 @@ def train(
 # ---- what is measured ---------------------------------------------------------------------------
 
 
-def right_answers(parameters: Arrays, digits: Digits) -> int:
+def right_answers(parameters: Arrays, digits: Digits, xp: Any = np) -> int:
     """How many of the test images are recognised."""
-    _, log_probability = forward(parameters, digits.images[digits.test])
+    _, log_probability = forward(parameters, digits.images[digits.test], xp)
     return int((log_probability.argmax(axis=1) == digits.labels[digits.test]).sum())
 
 
 def largest_difference(one: Arrays, other: Arrays) -> float:
     """Over all parameters."""
-    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+    return max(float(abs(one[name] - other[name]).max()) for name in one)
 
 
 def fingerprint(parameters: Arrays) -> str:
@@ -219,24 +226,25 @@ def fingerprint(parameters: Arrays) -> str:
 
 
 def images_per_second(
-    comm: MPI.Intracomm, ranks: int, digits: Digits, batch: int, seed: int
+    comm: MPI.Intracomm, ranks: int, digits: Digits, args: argparse.Namespace, xp: Any
 ) -> float:
     """The speed of training on the first ``ranks`` of ``comm``, the others idle (0 there)."""
     part = comm.Split(0 if comm.rank < ranks else MPI.UNDEFINED, comm.rank)
     speed = 0.0
     if part != MPI.COMM_NULL:
         with mpiring.Ring(part) as ring:
-            trainer = Trainer(digits, seed, team(ring))
-            whole = np.resize(digits.train, batch)
+            trainer = Trainer(digits, args.seed, team(ring), xp)
+            whole = np.resize(digits.train, args.batch)
             times = []
             for _ in range(1 + SPEED_RUNS):
                 ring.barrier()
                 start = time.perf_counter()
                 for _ in range(SPEED_STEPS):
-                    trainer.step(whole)
+                    loss = trainer.step(whole)
+                float(loss)  # a GPU may still be at it
                 times.append(time.perf_counter() - start)
             # The first run warms up.
-            speed = SPEED_STEPS * batch / statistics.median(times[1:])
+            speed = SPEED_STEPS * args.batch / statistics.median(times[1:])
         part.Free()
     job.wait_idle(comm)
     return speed
@@ -245,34 +253,51 @@ def images_per_second(
 # ---- the program --------------------------------------------------------------------------------
 
 
+class Workers(NamedTuple):
+    """What the ranks compute with: the arrays' module, and how many of what they share."""
+
+    xp: Any
+    number: int
+    noun: str
+
+
 def main() -> int:
     """One rank's part; the exit status is 0 if both trainings gave the same model."""
-    begin = time.perf_counter()
     comm = MPI.COMM_WORLD
-    args = job.arguments(comm, command_line())
+    args = job.arguments(comm, command_line("train_digits"))
     job.need_packages(comm, PACKAGES)
-    digits = comm.bcast(load_digits(args.seed) if comm.rank == 0 else None)
-    cores = job.cores(comm)
+    return run(comm, args, Workers(np, job.cores(comm), "core"))
+
+
+def run(comm: MPI.Intracomm, args: argparse.Namespace, workers: Workers) -> int:
+    """Train on all ranks, measure, train in one process, and compare; gives the exit status."""
+    begin = time.perf_counter()
+    xp = workers.xp
+    loaded = comm.bcast(load_digits(args.seed) if comm.rank == 0 else None)
+    digits = loaded._replace(
+        images=xp.asarray(loaded.images), labels=xp.asarray(loaded.labels)
+    )
     if comm.rank == 0:
         print(
             f"{len(digits.train)} images in batches of {args.batch}, "
             f"{job.plural(args.epochs, 'epoch')}; "
-            f"{job.plural(comm.size, 'rank')} on {job.plural(cores, 'core')}",
+            f"{job.plural(comm.size, 'rank')} on {job.plural(workers.number, workers.noun)}",
             flush=True,
         )
     with mpiring.Ring(comm) as ring, epoch_bar(comm, args.epochs) as advance:
-        parameters, losses = train(digits, args, team(ring), advance)
+        parameters, losses = train(digits, args, team(ring), advance, xp)
+        how = ring.device_transport
     fingerprints = comm.allgather(fingerprint(parameters))
     if comm.rank == 0:
         print("now the speed, and the same training in one process", flush=True)
     speeds = {
-        ranks: images_per_second(comm, ranks, digits, args.batch, args.seed)
+        ranks: images_per_second(comm, ranks, digits, args, xp)
         for ranks in sorted({1, 2, 4, comm.size})
         if ranks <= comm.size
     }
     status = 0
     if comm.rank == 0:
-        alone, losses_alone = train(digits, args, ALONE, lambda loss: None)
+        alone, losses_alone = train(digits, args, ALONE, lambda loss: None, xp)
         same = fingerprints.count(fingerprints[0])
         difference = largest_difference(parameters, alone)
         status = 0 if same == comm.size and difference <= ROUNDING else 1
@@ -280,10 +305,11 @@ def main() -> int:
         print()
         job.print_table(
             [
-                *model_rows(digits, parameters, losses),
+                *model_rows(parameters, losses, right_answers(parameters, digits, xp)),
                 ("same bits", f"{same} of {comm.size}", "ranks, in all parameters"),
                 difference_row(difference),
-                *speed_rows(speeds, cores),
+                *([] if xp is np else [("device memory", how.transport, how.why)]),
+                *speed_rows(speeds, workers),
             ]
         )
         seconds = time.perf_counter() - begin
@@ -292,11 +318,11 @@ def main() -> int:
     return int(comm.bcast(status))
 
 
-def command_line() -> argparse.ArgumentParser:
+def command_line(program: str, where: str = "") -> argparse.ArgumentParser:
     """What the user may choose."""
     parser = argparse.ArgumentParser(
-        usage="mpirun -n 4 python -m mpi4py examples/train_digits.py [options]",
-        description="Train a small network on handwritten digits, on any number of ranks.",
+        usage=f"mpirun -n 4 python -m mpi4py examples/{program}.py [options]",
+        description=f"Train a small network on handwritten digits, on any number of ranks{where}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -316,7 +342,7 @@ def command_line() -> argparse.ArgumentParser:
     add(
         "--plot",
         type=Path,
-        default=Path("out/train_digits.png"),
+        default=Path(f"out/{program}.png"),
         metavar="FILE",
         help="where the plot of the loss goes, a PNG",
     )
@@ -378,14 +404,14 @@ def plot(path: Path, ranks: int, together: list[float], alone: list[float]) -> N
 
 
 def model_rows(
-    digits: Digits, parameters: Arrays, losses: list[float]
+    parameters: Arrays, losses: list[float], right: int
 ) -> Iterator[tuple[str, str, str]]:
     """What was trained, and how well."""
     count = sum(p.size for p in parameters.values())
     yield "parameters", str(count), "float64"
     yield "loss", f"{losses[-1]:.4f}", f"in the last epoch, {losses[0]:.4f} in the first"
-    right, new = right_answers(parameters, digits), len(digits.test)
-    yield "test accuracy", f"{right / new:.4f}", f"{right} of {new} new images"
+    remark = f"{right} of {TEST_IMAGES} new images"
+    yield "test accuracy", f"{right / TEST_IMAGES:.4f}", remark
 
 
 def difference_row(difference: float) -> tuple[str, str, str]:
@@ -400,14 +426,17 @@ def difference_row(difference: float) -> tuple[str, str, str]:
     )
 
 
-def speed_rows(speeds: dict[int, float], cores: int) -> Iterator[tuple[str, str, str]]:
+def speed_rows(
+    speeds: dict[int, float], workers: Workers
+) -> Iterator[tuple[str, str, str]]:
     """How fast 1, 2, 4 ... ranks train; says where a comparison means little."""
     for ranks, speed in speeds.items():
         note = f"median of {SPEED_RUNS} runs of {SPEED_STEPS} batches"
         if ranks > 1:
             note = f"{speed / speeds[1]:.2f} times one rank"
-        if ranks > cores:
-            note += f"; they take turns on {job.plural(cores, 'core')}"
+        if ranks > workers.number:
+            shared = job.plural(workers.number, workers.noun)
+            note += f"; they take turns on {shared}"
         yield f"images/s, {job.plural(ranks, 'rank')}", f"{speed:,.0f}", note
 
 

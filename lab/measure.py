@@ -228,19 +228,22 @@ CALLS: dict[str, Callable[[Bench], Prepared]] = {
 
 def timed(call: Call) -> tuple[float, int, int]:
     """Seconds from the first start to the last end; bytes sent and received by the busiest host."""
-    comm = MPI.COMM_WORLD
     before = counters()
+    seconds = elapsed(call)  # no rank looks at its counters before all are through
+    sent, received = (now - then for now, then in zip(counters(), before))
+    busiest = MPI.COMM_WORLD.allgather((sent, received))
+    return seconds, max(s for s, _ in busiest), max(r for _, r in busiest)
+
+
+def elapsed(call: Call) -> float:
+    """Seconds from the first rank's start to the last one's end, the same on every rank."""
+    comm = MPI.COMM_WORLD
     comm.Barrier()
     start = time.perf_counter()
     call()
     end = time.perf_counter()
-    ranks = comm.allgather(
-        (start, end)
-    )  # no rank looks at its counters before all are through
-    sent, received = (now - then for now, then in zip(counters(), before))
-    busiest = comm.allgather((sent, received))
-    seconds = max(end for _, end in ranks) - min(start for start, _ in ranks)
-    return seconds, max(s for s, _ in busiest), max(r for _, r in busiest)
+    ranks = comm.allgather((start, end))
+    return float(max(end for _, end in ranks) - min(start for start, _ in ranks))
 
 
 def counters() -> tuple[int, int]:

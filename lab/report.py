@@ -70,9 +70,19 @@ def about(machine: Row, links: list[Row]) -> Iterator[str]:
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """The rows, as wide as they need."""
-    cells = [HEAD, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    for place, line in enumerate(cells):
+    return aligned([HEAD, *map(_cells, rows)])
+
+
+def aligned(lines: list[tuple[str, ...]]) -> Iterator[str]:
+    """A table of cells, the first line of which is its head; Markdown reads it as one.
+
+    >>> print(*aligned([("ranks", "s"), ("2", "0.125")]), sep="\\n")
+    | ranks | s     |
+    |-------|-------|
+    | 2     | 0.125 |
+    """
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for place, line in enumerate(lines):
         shown = (cell.ljust(width) for cell, width in zip(line, widths))
         yield "| " + " | ".join(shown) + " |"
         if place == 0:

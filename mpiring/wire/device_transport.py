@@ -31,7 +31,7 @@ from typing import Any
 from ..plan.segments import pieces
 from .arithmetic import Array
 from .arrays import CupyKind, Kind, kind_named, kinds_here
-from .transport import Buffer, Request, Transport
+from .transport import Buffer, Program, Request, Transport, wait
 
 # Long enough that a copy over PCI Express takes some 50 microseconds, more than starting it costs.
 STAGE_BYTES = 1 << 20
@@ -274,6 +274,29 @@ class _StagedReceive(_StagedRequest):
             self._messages.append((message, chunk, part))
         self.is_posted = not self._waiting
         return self.is_posted and not self._messages
+
+
+class _Work(Request):
+    """The work that a device has to do so far."""
+
+    def __init__(self, kind: CupyKind) -> None:
+        self._event = kind.mark()
+
+    def test(self) -> bool:
+        return bool(self._event.done)
+
+    @property
+    def is_busy(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "finish the device's work"
+
+
+def until_done(kind: Kind) -> Program[None]:
+    """Wait until the device has done all work of ours so far; nothing for host memory."""
+    if isinstance(kind, CupyKind):
+        yield from wait(_Work(kind))
 
 
 class Carriage:

@@ -28,6 +28,7 @@ from .arrays import (
 )
 from .calls import Call
 from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .device_transport import until_done
 from .execute import Position, execute
 from .memory import Memory
 from .operands import Operand, Target, flat_input, operand, output
@@ -165,7 +166,10 @@ def _broadcast(
     )
     member.reserve(call, source, path)
     yield from execute(memory, member.carrier(call, source), member.tag, position)
-    return target.done()
+    result = target.done()
+    if x is None:
+        yield from until_done(kind)  # no stream of the caller's is known
+    return result
 
 
 def run(

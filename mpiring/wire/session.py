@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ..errors import RingError, RingTimeout
 from . import communicators, device_support, mpi
 from .agree import Opening
+from .arrays import as_at_call
 from .calls import Call
 from .collectives import Collectives
 from .execute import Position
@@ -141,6 +142,8 @@ class Session:
                 body(member, mine, place, position)
                 for member, mine, place in zip(self.members, inputs, outputs)
             ]
+            if async_op:
+                programs = list(map(as_at_call, programs, inputs))
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)

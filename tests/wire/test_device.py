@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from mpiring.wire.transport import Request, Transport
 from devices import cases, local
 from devices.cases import CASES
 from devices.deferred import lazy, seeded
+
+pytestmark = pytest.mark.untraced  # tests/ranks/test_device.py is traced
 
 TRANSPORTS = ["direct", "staged"]
 RUNS = [
@@ -117,7 +120,8 @@ MISTAKES = {
     ),
     "staged: fills a chunk that is still sent": (
         device_transport,
-        "        while self._messages and self._messages[0][0].test():\n            chunks.give(self._messages.popleft()[1])\n",
+        "        while self._messages and self._messages[0][0].test():\n"
+        "            chunks.give(self._messages.popleft()[1])\n",
         "        for m, chunk, _ in self._messages:\n            chunks.give(chunk)\n        self._messages.clear()\n",
     ),
     "staged: receives into a chunk that is still copied": (
@@ -218,19 +222,18 @@ class Never(Request):
 def posted_out_of_turn(monkeypatch, how):
     """Three buffers of 20, 5 and 4 bytes, of which the first is ready last; what was posted before and after that."""
     cupy = local.install(monkeypatch, choose=lazy)
-    kind = kind_of(cupy.asarray(np.arange(3))).bound(cupy.asarray(np.arange(3)))
+    array = cupy.asarray(np.arange(3))
+    kind: Any = kind_of(array).bound(array)
     inner = Posts()
     events = [types.SimpleNamespace(done=place > 0) for place in range(3)]
     buffers = [kind.empty(n, "uint8") for n in (20, 5, 4)]
-    if how == "direct":
-        monkeypatch.setattr(type(kind), "mark", lambda self: events[len(started)])
-        outer = device_transport.Direct(inner, kind, 100)
-    else:
+    started: list[Any] = []
+    outer: Any = device_transport.Direct(inner, kind, 100)
+    if how != "direct":
         chunks = device_transport.Chunks(6)
         chunks.reserve(kind, 6)
         outer = device_transport.Staged(inner, kind, chunks)
-        monkeypatch.setattr(type(kind), "mark", lambda self: events[len(started)])
-    started = []
+    monkeypatch.setattr(type(kind), "mark", lambda self: events[len(started)])
     for buffer in buffers:
         start = outer.irecv if how == "staged receive" else outer.isend
         started.append(start(buffer, 1, 7))

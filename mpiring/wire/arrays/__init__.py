@@ -21,8 +21,10 @@ Rules (promises 1 and 2):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
+from . import cupy
 from .cupy import CupyKind, cupy_here, cupy_kind
 from .dlpack import libraries_here, other_kind, other_named
 from .host import NUMPY, Kind, numpy_kind
@@ -34,6 +36,7 @@ __all__ = [
     "NUMPY",
     "CupyKind",
     "Kind",
+    "as_at_call",
     "kind_code",
     "kind_named",
     "kind_of",
@@ -41,6 +44,9 @@ __all__ = [
     "libraries_here",
     "needed_for",
 ]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _SEEKERS = (numpy_kind, cupy_kind, torch_kind, jax_kind, other_kind)
 
@@ -75,6 +81,20 @@ def kind_of(x: object) -> Kind:
         f"a {type(x).__module__}.{type(x).__qualname__} is no array mpiring knows{advice}; what works: arrays of "
         "NumPy, CuPy, torch, JAX, Numba and whatever has __dlpack__, NumPy scalars and Python numbers"
     )
+
+
+def as_at_call(program: Generator[T, None, R], x: object) -> Generator[T, None, R]:
+    """The program of a call on ``x``, which takes the stream that is current now for the one of the call.
+
+    A program that starts at once needs no such care.
+    """
+    try:
+        kind = kind_of(x)
+        if isinstance(kind, CupyKind):
+            return cupy.as_at_call(program, kind.bound(kind.as_array(x)))
+    except TypeError:  # the program finds that too, and tells the other ranks
+        pass
+    return program
 
 
 def kind_code(kind: Kind) -> int:

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -59,11 +60,15 @@ class CupyKind(Kind):
         return x
 
     def bound(self, array: Array) -> CupyKind:
-        call = copy.copy(self)
-        call._device = self.cupy.cuda.Device(array.device.id)
-        with call._device:
-            call._theirs = call.current_stream()
-            call._ours = _stream_of(self.cupy, array.device.id)
+        early = _at_call.get()
+        if type(early) is type(self) and early._device.id == array.device.id:
+            call = copy.copy(early)
+        else:
+            call = copy.copy(self)
+            call._device = self.cupy.cuda.Device(array.device.id)
+            with call._device:
+                call._theirs = call.current_stream()
+                call._ours = _stream_of(self.cupy, array.device.id)
         call._enter()
         return call
 
@@ -185,6 +190,29 @@ class CupyKind(Kind):
             piece.data.copy_from_host_async(host.ctypes.data, len(piece), self._ours)
 
 
+def as_at_call(program: Generator[T, None, R], kind: CupyKind) -> Generator[T, None, R]:
+    """A program that finds X as it was when its call was made, whenever it runs.
+
+    Args:
+        program: of an asynchronous call.
+        kind: of the call's array, bound when the call was made.
+    """
+    while True:
+        token = _at_call.set(kind)
+        try:
+            item = next(program)
+        except StopIteration as stop:
+            result: R = stop.value
+            return result
+        finally:
+            _at_call.reset(token)
+        yield item
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_at_call: ContextVar[CupyKind | None] = ContextVar("at_call", default=None)
 _kinds: dict[int, CupyKind] = {}  # by the module object
 _streams: dict[tuple[int, int], Any] = {}  # S, by the module object and the device
 
