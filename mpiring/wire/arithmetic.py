@@ -67,6 +67,16 @@ def check_op(op: str, dtype: str) -> None:
         )
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of an element, by its name; whether or not this process can make one.
+
+    >>> [itemsize(name) for name in ("bool", "bfloat16", "complex128")]
+    [1, 2, 16]
+    """
+    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(bits) // 8 if bits else 1
+
+
 def accumulator(op: str, dtype: str) -> str:
     """The dtype in which partial results are kept and travel."""
     return "float32" if dtype in HALVES and op in ("sum", "prod", "avg") else dtype

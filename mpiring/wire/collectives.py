@@ -174,11 +174,15 @@ class Collectives:
             )
             known("algorithm", algorithm, ("auto", "mpi", *algorithms("allgather")))
             self.need_library(algorithm, source.kind)
-            self.carry(call, source, None)
+            path: RankProgram | None = None
+            if algorithm != "mpi":
+                name = "ring" if algorithm == "auto" else algorithm
+                path = program_of("allgather", size, rank, name, "ring", False)
+            self.carry(call, source, path)
             given = -1
             if out is not None:
                 wanted = checked_output(source, out)
-                self.carry(call, source, None, wanted)
+                self.carry(call, source, path, wanted)
                 if wanted.shape[1:] != trailing or wanted.ndim != max(
                     source.array.ndim, 1
                 ):
@@ -201,7 +205,6 @@ class Collectives:
                 )
         width = source.array.size // length if length else prod(trailing)
         itemsize = source.kind.itemsize(source.dtype)
-        path: RankProgram | None = None
         with call.local():
             target = output(source, out, (total, *trailing))
             segments = Segments.of_lengths([n * width for n in lengths])
@@ -214,11 +217,7 @@ class Collectives:
             def everywhere(segment: int) -> Array:
                 return target.flat[segments[segment].slice]
 
-            if algorithm != "mpi":
-                name = "ring" if algorithm == "auto" else algorithm
-                path = program_of("allgather", size, rank, name, "ring", False)
             memory = self.memory(path, source, segments, None, everywhere, "max")
-            self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
         if memory is None:
             assert self.library is not None
@@ -279,13 +278,15 @@ class Collectives:
             payloads = [said[1:] for said in payloads]
         return payloads
 
-    def settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
+    def settle(
+        self, call: Call, nbytes: int, position: Position, is_sure: bool = True
+    ) -> Program[None]:
         """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
 
-        If that is a lot, the ranks agree once more, so that all of them raise.  Else a rank that fails, which
-        can hardly be, breaks its ring.
+        If that is a lot, or not sure to be had, the ranks agree once more, so that all of them raise.  Else a
+        rank that fails, which can hardly be, breaks its ring.
         """
-        if nbytes > _SURE_BYTES:
+        if nbytes > _SURE_BYTES or not is_sure:
             yield from self.open(call, always=True)
         elif call.failure is not None:
             position.phase = "taking memory for the result"
@@ -360,12 +361,11 @@ class Collectives:
     def carry(
         self, call: Call, source: Operand, path: RankProgram | None, *arrays: Array
     ) -> None:
-        """Find out how the buffers of a call travel from this rank, and take the memory for it."""
-        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
-        self.reserve(call, source, path)
+        """Find out how the buffers of a call travel from this rank.
 
-    def reserve(self, call: Call, source: Operand, path: RankProgram | None) -> None:
-        """Take the memory to stage what a step has under way at one time."""
+        Takes the memory to stage what a step of the path has under way at one time.
+        """
+        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
         if call.stages and path is not None:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0

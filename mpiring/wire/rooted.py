@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from ..plan.programs import RankProgram, rank_program
@@ -125,7 +126,8 @@ def _broadcast(
             source = operand(x)
             said = _signature(source)
             is_filled = not is_root and source.kind.is_array(x)
-            member.carry(call, source, None)
+            nbytes = source.array.size * source.kind.itemsize(source.dtype)
+            member.carry(call, source, choose(nbytes))
             if is_filled and not source.kind.is_writeable(source.array):
                 raise ValueError(
                     "x is read-only or its elements share memory, and it would be filled; "
@@ -139,10 +141,18 @@ def _broadcast(
             call.stages = member.carriage.stages_new()
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
+    if x is None:
+        with call.local():
+            source, target = _like(payloads[root])
+            nbytes = target.flat.size * source.kind.itemsize(source.dtype)
+            member.carry(call, source, choose(nbytes))
+    if any(len(said) == 1 for said in payloads):
+        # Where memory is staged some of it is pinned, which may be refused however little it is.
+        is_sure = not call.someone_stages
+        yield from member.settle(call, _bytes_of(payloads[root]), position, is_sure)
     position.phase = "taking memory for the result"
     if x is None:
-        source, target = _like(payloads[root])
-        member.carry(call, source, None)
+        pass
     elif source.kind.is_array(x) or is_root and source.kind.is_immutable(x):
         target = Target(source.kind, x, source.array, is_filled=is_root)
     else:  # a number, or what cannot be filled
@@ -164,7 +174,6 @@ def _broadcast(
     memory = Memory(
         kind, path, segments, None, everywhere, "max", source.dtype, member.scratch
     )
-    member.reserve(call, source, path)
     yield from execute(memory, member.carrier(call, source), member.tag, position)
     result = target.done()
     if x is None:
@@ -334,6 +343,11 @@ def _signature(source: Operand) -> bytes:
 def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
     kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
     return KINDS[kind], _CODES[code], tuple(shape)
+
+
+def _bytes_of(said: bytes) -> int:
+    _, dtype, shape = _parsed(said)
+    return prod(shape) * arithmetic.itemsize(dtype)
 
 
 def _words(said: bytes) -> str:
