@@ -29,11 +29,12 @@ class Call:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """Keep what goes wrong inside, for the opening exchange."""
+        """Keep what goes wrong inside, for the opening exchange; of several failures the first."""
         try:
             yield
         except Exception as error:
-            self.failure = error
+            if self.failure is None:
+                self.failure = error
 
     def text(self) -> bytes:
         """What must be equal on all ranks."""
