@@ -21,10 +21,12 @@ class Kind:
     Attributes:
         name: of the kind; on another rank it means the same.
         is_device: whether its memory is a device's, which the host cannot touch.
+        names_streams: whether each array says itself on which stream it is worked on.
     """
 
     name = "numpy"
     is_device = False
+    names_streams = False
 
     # ---- the user's arrays ------------------------------------------------------------------------
 
