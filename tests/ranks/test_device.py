@@ -1,8 +1,8 @@
 """Device arrays over a real MPI: mpi4py takes the way that it takes for a GPU.
 
-The device is host memory that is written late (tests/devices/deferred.py), so every MPI can reach it, built for GPUs or
-not, and a synchronisation that is missing gives wrong numbers.  ``direct`` is what a probe between the processes allows,
-as on an MPI of unknown abilities.
+The device is host memory that is written late (tests/devices/deferred.py): every MPI can reach it, with GPU support or
+without, and a synchronisation that is missing gives wrong numbers.  ``direct`` is what a probe between the processes
+allows, as on an MPI of unknown abilities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL_RANKS = int("1" * SIZE, base=8)  # the sum of 8**rank
 TRANSPORTS = ["direct", "staged"]
 
 
-@pytest.fixture(params=range(2), ids=["seed0", "seed1"])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def cupy(request, monkeypatch):
     seed = 10 * request.param + RANK  # each rank's device has its own mood
     return local.install(monkeypatch, choose=deferred.seeded(seed))
@@ -81,7 +81,7 @@ def travelled(monkeypatch):
 class Programs:
     """A ring whose calls are programs to ``yield from``, as the cases want them."""
 
-    repeats = 20
+    repeats = 5
     many = 3000
 
     def __init__(self, ring):

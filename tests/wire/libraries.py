@@ -1,7 +1,7 @@
 """The libraries whose arrays mpiring takes, with one face: what a test that is for all of them uses.
 
-``LIBRARIES`` are pytest parameters; where a library is not installed its tests are skipped, and say so.  A library is
-imported when it is first used, so that collecting tests imports none.
+``LIBRARIES`` are pytest parameters, of those that are installed; test_kinds.py skips a test for each of the others.  A
+library is imported when it is first used, so that collecting tests imports none.
 """
 
 from __future__ import annotations
@@ -116,36 +116,25 @@ NUMPY = Library()
 TORCH, JAX, STRICT = Torch(), Jax(), Strict()
 
 
-def needs(*libraries: Library) -> Any:
-    """Skips a test where one of them is not installed."""
-    missing = [x.module for x in libraries if not importlib.util.find_spec(x.module)]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"{', '.join(missing)} is not installed"
-    )
+KNOWN = (TORCH, JAX, STRICT)
+OTHERS = tuple(x for x in KNOWN if importlib.util.find_spec(x.module))  # installed
+LIBRARIES = [pytest.param(library, id=library.module) for library in OTHERS]
 
 
-def parameter(library: Library) -> Any:
-    return pytest.param(library, id=library.module, marks=needs(library))
+def need(library: Library) -> None:
+    """At the top of a file: skip all of it where the library is not installed."""
+    if library not in OTHERS:
+        pytest.skip(f"{library} is not installed", allow_module_level=True)
 
 
 def pairs(things: Iterable[Any], fits: Callable[[Library, Any], bool]) -> list[Any]:
     """Parameters (library, thing) for what fits each other."""
     return [
-        pytest.param(
-            library,
-            thing,
-            id=f"{library}-{thing}",
-            marks=needs(library, *[x for x in OTHERS if x is thing]),
-        )
+        pytest.param(library, thing, id=f"{library}-{thing}")
         for library in OTHERS
         for thing in things
         if fits(library, thing)
     ]
-
-
-OTHERS = (TORCH, JAX, STRICT)  # than NumPy
-LIBRARIES = [parameter(library) for library in OTHERS]
-FILLABLE = [parameter(library) for library in OTHERS if library.fills]
 
 
 def check(library: Library, result: Any, want: Any, what: object = "") -> None:

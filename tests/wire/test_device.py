@@ -20,6 +20,8 @@ from devices import cases, local
 from devices.cases import CASES
 from devices.deferred import lazy, seeded
 
+pytestmark = pytest.mark.untraced  # tests/ranks/test_device.py is traced
+
 TRANSPORTS = ["direct", "staged"]
 RUNS = [
     pytest.param(program, size, id=f"{name}-{size}")
@@ -118,7 +120,8 @@ MISTAKES = {
     ),
     "staged: fills a chunk that is still sent": (
         device_transport,
-        "        while self._messages and self._messages[0][0].test():\n            chunks.give(self._messages.popleft()[1])\n",
+        "        while self._messages and self._messages[0][0].test():\n"
+        "            chunks.give(self._messages.popleft()[1])\n",
         "        for m, chunk, _ in self._messages:\n            chunks.give(chunk)\n        self._messages.clear()\n",
     ),
     "staged: receives into a chunk that is still copied": (

@@ -10,13 +10,16 @@ import pytest
 
 from mpiring.wire import rooted
 from mpiring.wire.arrays import kind_of
+from mpiring.wire.device_transport import Carriage
 from mpiring.wire.execute import Position
+from mpiring.wire.local import LocalNetwork
+from mpiring.wire.messages import Message, exchange
 
 from launch import run
-from wire.libraries import JAX, check, needs
-from wire.ranks import Ranks
+from wire.libraries import JAX, check, need
+from wire.ranks import Ranks, kept
 
-pytestmark = needs(JAX)
+need(JAX)
 
 
 @pytest.fixture
@@ -41,6 +44,15 @@ def test_out_is_refused(jax):
     assert {type(error) for error in results} == {ValueError}
     told = "rank 1: out is a ArrayImpl, which cannot be filled; leave it out"
     assert all(told in str(error) for error in results)
+
+
+def test_an_immutable_array_cannot_be_filled_in_a_group():
+    network = LocalNetwork(1)
+    x = JAX.asarray(np.ones(3))
+    calls = [Message(True, x, 0, 0), Message(False, x, 0, 0)]
+    program = kept(exchange(Carriage(network.transports[0], "direct"), calls))
+    (error,) = network.run([program])
+    assert type(error) is TypeError and "cannot be filled in a group" in str(error)
 
 
 def test_the_input_stays_as_it_is(jax):
@@ -127,7 +139,7 @@ DEVICES = """
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from wire.test_kinds_jax import allreduce, broadcast
-from wire.ranks import Ranks
+from wire.ranks import Ranks, kept
 
 first, second, third = jax.devices()
 x = jax.numpy.ones(4)

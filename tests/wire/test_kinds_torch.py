@@ -15,10 +15,10 @@ from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork
 from mpiring.wire.messages import Message, exchange
 
-from wire.libraries import TORCH, check, needs
+from wire.libraries import TORCH, check, need
 from wire.ranks import Ranks
 
-pytestmark = needs(TORCH)
+need(TORCH)
 
 
 @pytest.fixture
@@ -86,11 +86,10 @@ def test_autograd_hears_of_no_write_where_there_is_none(torch, what):
     elif what == "broadcast from it":
         assert broadcast([saved, None])[0] is saved
     else:
-        carriages = [Carriage(t, "direct") for t in LocalNetwork(1).transports]
+        network = LocalNetwork(1)
         out = torch.zeros(3)
         calls = [Message(True, saved, 0, 0), Message(False, out, 0, 0)]
-        network = carriages[0].inner._network
-        network.run([exchange(carriages[0], calls)])
+        network.run([exchange(Carriage(network.transports[0], "direct"), calls)])
         assert out.tolist() == [8, 8, 8]
     loss.backward()
     assert w.grad is not None and w.grad.tolist() == [8, 8, 8]
@@ -249,10 +248,7 @@ def test_inside_a_function_transform(torch):
 def test_a_tensor_on_cuda_needs_cupy(torch, monkeypatch):
     """With a CUDA version, as a torch for CUDA has it."""
 
-    class OnCuda(torch.Tensor):
-        is_cuda = True
-
-    x = torch.ones(3).as_subclass(OnCuda)
+    x = torch.ones(3).as_subclass(type("OnCuda", (torch.Tensor,), {"is_cuda": True}))
     monkeypatch.setitem(sys.modules, "cupy", None)
     for version, advice in (
         ("13.0", "pip install 'mpiring[cuda13x]'"),

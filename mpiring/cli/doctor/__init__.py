@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -24,7 +25,7 @@ from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
 from mpiring.wire.loaded import Library
 
-from . import devices, launch, library, machine, packages
+from . import device_probe, devices, launch, library, machine, packages
 from .child import LEVELS, RankFacts
 from .finding import PROBLEM, Finding, as_text
 from .probe import Probe, start_probe
@@ -42,10 +43,16 @@ examples:
   mpirun -n 4 mpiring doctor                a job as well: one report, printed by rank 0
   srun -n 4 --mpi=pmix mpiring doctor       the same through Slurm
   mpiring doctor --json | jq .findings      for programs
+  mpiring doctor --probe-device             does this MPI carry device memory?  Two processes try it
 
 Each finding has a status: ok, note (works, but you want to know), problem (a job will not do what
 you think).  Exit code 1 if there is a problem, else 0.  MPI is started in a child process: if it
 crashes or hangs there, that is a finding too.
+
+--probe-device starts a job of two processes that send each other CuPy arrays.  If every byte
+arrives, that is noted in the cache directory ($MPIRING_CACHE, else $XDG_CACHE_HOME/mpiring, else
+~/.cache/mpiring), and Ring(device_transport="direct") is accepted on this host also where the MPI
+itself does not say that it takes device memory.
 """
 
 
@@ -64,6 +71,16 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="how long MPI may take to start and the ranks to answer (default: 60)",
     )
+    parser.add_argument(
+        "--probe-device",
+        action="store_true",
+        help="let two processes send each other device memory; needs a GPU and CuPy",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="WORDS",
+        help="what starts the two (default: the mpirun of this MPI, with -n 2)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,10 +91,14 @@ def run(args: argparse.Namespace) -> int:
         )
     launcher = launch.find_launcher(os.environ, launch.find_ancestors())
     versions = {name: packages.find_version(name) for name in ("numpy", "mpi4py")}
+    check_probe_options(args, launcher)
     probe = start_probe(args.timeout) if versions["mpi4py"] else Probe()
     if not is_reporter(launcher, probe):
         return leave_quietly(launcher, probe)
     findings = diagnose(probe, launcher, versions, os.environ)
+    if args.probe_device:
+        words = shlex.split(args.launcher or "") or find_pair_launcher(probe.library)
+        findings.append(device_probe.examine(words, args.timeout, os.environ))
     if args.json:
         report = {
             "mpiring": __version__,
@@ -89,6 +110,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"mpiring {__version__} doctor on {socket.gethostname()}", end="\n\n")
         print(as_text(findings, width))
     return BAD_NEWS if any(finding.status == PROBLEM for finding in findings) else OK
+
+
+def check_probe_options(
+    args: argparse.Namespace, launcher: launch.Launcher | None
+) -> None:
+    """Refuse what makes no sense about ``--probe-device``."""
+    if args.launcher is not None and not args.probe_device:
+        raise UsageError(
+            "--launcher WORDS: starts the two of --probe-device, and is nothing without"
+        )
+    if args.probe_device and launcher is not None and (launcher.size or 1) > 1:
+        raise UsageError(
+            f"--probe-device starts a job of its own: run it alone, not under {launcher.name}"
+        )
+
+
+def find_pair_launcher(loaded: Library | None) -> list[str]:
+    """The words that start two processes of this MPI."""
+    own = library.own_launcher(loaded) if loaded is not None else ""
+    return [own or shutil.which("mpirun") or "mpirun", "-n", "2"]
 
 
 def is_reporter(launcher: launch.Launcher | None, probe: Probe) -> bool:
@@ -149,7 +190,7 @@ def diagnose(
     )
     if hasattr(os, "geteuid"):
         findings.append(machine.judge_root(os.geteuid(), environment, family))
-    findings += examine_devices(probe, loaded, environment)
+    findings += examine_devices(probe, environment)
     findings.append(packages.judge_optional(packages.find_packages()))
     findings.append(launch.judge_messages(probe.output))
     return [finding for finding in findings if finding is not None]
@@ -192,25 +233,19 @@ def examine_memory(probe: Probe) -> Finding:
 
 
 def examine_devices(
-    probe: Probe, loaded: Library | None, environment: Mapping[str, str]
+    probe: Probe, environment: Mapping[str, str]
 ) -> list[Finding | None]:
     """GPUs, and what MPI can do with their memory."""
     gpus = {rank: facts.gpus for rank, facts in probe.ranks.items()} or {0: find_gpus()}
     findings: list[Finding | None] = [devices.judge_gpus(gpus, hosts_of(probe.ranks))]
-    if loaded is None:
-        return findings
-    answers = dict(probe.answers)
-    program = (
-        library.command_beside(loaded.paths[0], "ompi_info") if loaded.paths else ""
-    )
-    if program and loaded.family == "Open MPI":
-        answers.update(devices.ask_ompi_info(program))
-    judged = devices.judge_cuda(
-        answers,
-        probe.alloc_kinds,
-        probe.mapped,
-        environment,
-        any(gpus.values()),
-        loaded.family,
-    )
-    return [*findings, judged]
+    if probe.facts is not None:
+        built: dict[str, bool] = {}
+        mpi = probe.facts.library
+        if mpi.paths and mpi.family == "Open MPI":
+            program = library.command_beside(mpi.paths[0], "ompi_info")
+            built = devices.ask_ompi_info(program) if program else {}
+        findings.append(
+            devices.judge_cuda(probe.facts, built, environment, any(gpus.values()))
+        )
+    transports = {rank: facts.transport for rank, facts in probe.ranks.items()}
+    return [*findings, devices.judge_transport(transports)]

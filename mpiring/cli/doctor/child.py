@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiring.device import find_gpus
-from mpiring.wire import loaded
+from mpiring.wire import device_support
+from mpiring.wire.device_evidence import find_facts
+from mpiring.wire.device_support import Found, decode, encode
+from mpiring.wire.loaded import find_library
 
 from . import machine
 
@@ -33,7 +36,11 @@ TAG = 0  # this process sends nothing else
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank knows of itself before it needs the others."""
+    """What one rank knows of itself before it needs the others.
+
+    Attributes:
+        transport: what it would tell the others when a ring is made, or why it could not make one.
+    """
 
     host: str
     pid: int
@@ -42,6 +49,7 @@ class RankFacts:
     cores: machine.Cores
     shared_memory: machine.SharedMemory | None
     gpus: list[str]
+    transport: Found | str
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
     mpi4py.rc.finalize = False
     from mpi4py import MPI
 
-    library = loaded.find_library()
+    library = find_library()
     send("library", library)
     send("stage", "MPI_Init_thread")
     threads = MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -78,11 +86,7 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
     send("rank", world.rank)
     send("size", world.size)
     send("stage", "asking the library about CUDA")
-    send("answers", loaded.ask_library(next(iter(library.paths), None)))
-    send("mapped", loaded.mapped_here())
-    info = world.Get_info()
-    send("alloc_kinds", info.get("mpi_memory_alloc_kinds") or "")
-    info.Free()
+    send("facts", find_facts())
     send("stage", "gathering the ranks' answers")
     facts = RankFacts(
         socket.gethostname(),
@@ -92,6 +96,7 @@ def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
         machine.find_cores(),
         machine.find_shared_memory(),
         find_gpus(),
+        find_transport(),
     )
     ranks = gather(world, facts, deadline)
     send("ranks", ranks)
@@ -123,6 +128,14 @@ def threads_name(mpi: Any, level: int) -> str:
     return next(
         name for name in LEVELS if getattr(mpi, name.removeprefix("MPI_")) == level
     )
+
+
+def find_transport() -> Found | str:
+    """How this rank would have device memory travel."""
+    try:
+        return decode(encode(device_support.gather()))
+    except ValueError as error:  # the variable has a wrong value
+        return str(error)
 
 
 def gather(world: MPI.Comm, mine: Any, deadline: float) -> dict[int, Any]:

@@ -1,34 +1,20 @@
 """GPUs: is there one, and can the loaded MPI take a pointer into its memory?
 
 Rules: CUDA is never initialised here.  A GPU is known by its device files, an MPI by what it says
-of itself.  No single source knows, so each is asked and named:
-
-- ``MPIX_Query_cuda_support`` (Open MPI, MPICH, Intel MPI) and ``MPIX_GPU_query_support`` (MPICH's
-  kin) answer for this run; they are extensions, so the loaded library is asked whether it has
-  them;
-- ``mpi_memory_alloc_kinds`` on COMM_WORLD (MPI 4.1) names the kinds of memory that may be passed;
-  a kind that was not asked for may be absent, so only its presence tells;
-- ``ompi_info`` says how Open MPI was built;
-- a mapped ``libuct_cuda`` is UCX's CUDA transport;
-- environment variables switch support on in MPIs that were built for it.
+of itself: the sources and what each is worth are those of ``wire/device_evidence.py``, by which a
+ring decides.  Here ``ompi_info`` is asked besides, which says how Open MPI was built.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from .finding import NOTE, OK, Finding, name_ranks
+from mpiring.wire.device_evidence import Facts, judge_ucx, weigh
+from mpiring.wire.device_support import VARIABLE, Found, agree
+from mpiring.wire.probe_record import SETTINGS
 
-SWITCHES = (
-    "MPICH_GPU_SUPPORT_ENABLED",  # HPE Cray MPICH
-    "MPIR_CVAR_ENABLE_GPU",  # MPICH
-    "I_MPI_OFFLOAD",  # Intel MPI
-    "MV2_USE_CUDA",  # MVAPICH2
-    "OMPI_MCA_opal_cuda_support",  # Open MPI
-    "OMPI_MCA_accelerator",  # Open MPI 5
-    "UCX_TLS",
-)
+from .finding import NOTE, OK, PROBLEM, Finding, name_ranks
 
 
 def judge_gpus(gpus: Mapping[int, Sequence[str]], hosts: Mapping[int, str]) -> Finding:
@@ -81,54 +67,40 @@ def read_ompi_info(text: str) -> dict[str, bool]:
 
 
 def judge_cuda(
-    answers: Mapping[str, bool],
-    alloc_kinds: str,
-    mapped: Iterable[str],
+    facts: Facts,
+    built: Mapping[str, bool],
     environment: Mapping[str, str],
     gpu: bool,
-    family: str,
 ) -> Finding:
     """Whether device arrays can be handed to MPI, and how that is known.
 
     Args:
-        answers: of ``ask_library`` and ``ask_ompi_info``.
-        alloc_kinds: ``mpi_memory_alloc_kinds`` of COMM_WORLD, ``""`` if it is not stated.
-        mapped: the files mapped into a process that has started MPI.
-        environment: its environment.
+        built: the answers of ``ask_ompi_info``.
+        environment: of the process that has started MPI.
         gpu: whether there is a GPU.
-        family: of the MPI, for the advice.
     """
     name = "CUDA-aware MPI"
-    hows = [
-        f"{source} says {'yes' if answer else 'no'}"
-        for source, answer in answers.items()
-    ]
-    if alloc_kinds:
-        hows.append(f"mpi_memory_alloc_kinds is {alloc_kinds!r}")
-    ucx = any("/libuct_cuda" in path for path in mapped)
-    hows += ["UCX has loaded its CUDA transport"] if ucx else []
-    hows += [f"{v}={environment[v]}" for v in SWITCHES if v in environment]
+    clues = weigh(facts, environment)
+    hows = [clue.words for clue in clues]
+    hows += [f"{source} says {'yes' if yes else 'no'}" for source, yes in built.items()]
+    settings = [f"{v}={environment[v]}" for v in SETTINGS if v in environment]
+    hows += [words for words in settings if not any(words in how for how in hows)]
     how = "; ".join(hows) or "the library has no function that tells"
-    kinds = [kind.partition(":")[0] for kind in alloc_kinds.split(",")]
-    runtime = [
-        answer for source, answer in answers.items() if source.startswith("MPIX")
-    ]
-    if any(runtime) or "cuda" in kinds:
+    said = {clue.says for clue in clues}
+    if "yes" in said:
         return Finding(name, OK, "yes", how)
-    if ucx:
+    if judge_ucx(facts.mapped):
         advice = (
-            "the MPI itself says no, but its UCX may carry device buffers: try it with a small"
-            " program before trusting it, or copy to the host (cupy.asnumpy)"
+            "nothing shows that this MPI takes device memory, but its UCX may carry it:"
+            " mpiring doctor --probe-device finds out.  Until then rings go through host memory"
         )
         return Finding(name, NOTE, "unclear", how, advice)
-    word = "no" if answers else "unknown"
+    word = "no" if "no" in said else "unknown"
     if not gpu:
         return Finding(name, OK, f"{word}, and not needed: there is no GPU here", how)
-    advice = (
-        "pass host arrays (cupy.asnumpy), or use an MPI that takes device buffers: "
-    )
+    advice = "rings copy device arrays through host memory; an MPI that takes them spares that: "
     advice += CUDA_ADVICE.get(
-        family, "ask the site which of its MPI modules is CUDA-aware"
+        facts.library.family, "ask the site which of its MPI modules is CUDA-aware"
     )
     return Finding(name, NOTE, f"{word}, and there is a GPU", how, advice)
 
@@ -140,3 +112,36 @@ CUDA_ADVICE = {
     "Intel MPI": "Intel MPI with I_MPI_OFFLOAD=1",
     "MVAPICH": "MVAPICH built for GPUs, and MV2_USE_CUDA=1 (version 2)",
 }
+
+
+def judge_transport(ranks: Mapping[int, Found | str]) -> Finding | None:
+    """How the device memory of a ring over these ranks would travel; None if no rank is known.
+
+    Args:
+        ranks: what each of them told, or why it could not make a ring.
+    """
+    name = "device transport"
+    advice = (
+        f"unset {VARIABLE}, or set it to the same on all ranks: auto, staged,"
+        " or direct where that is known to work"
+    )
+    wrong = {rank: told for rank, told in ranks.items() if isinstance(told, str)}
+    found = [told for _, told in sorted(ranks.items()) if isinstance(told, Found)]
+    if not ranks:
+        return None
+    try:
+        if wrong:
+            rank, text = min(wrong.items())
+            raise ValueError(f"rank {rank}: {text}")
+        decision = agree(found)
+    except ValueError as error:
+        words = f"no ring can be made: {error}".replace("Ring: ", "")
+        return Finding(name, PROBLEM, words, VARIABLE, advice)
+    way = {
+        "direct": "MPI is handed pointers into device memory",
+        "staged": "device memory is copied through host memory",
+    }
+    words = f"{decision.transport}: {way[decision.transport]}"
+    if found[0].asked == "auto":
+        words = f"auto takes {words}"
+    return Finding(name, OK, words, decision.why)

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from mpiring.wire.device_evidence import Facts
 from mpiring.wire.loaded import Library
 
 from .child import NodeFacts, RankFacts, main
@@ -35,6 +36,7 @@ class Probe:
         stage: what was being done last.
         failure: why it got no further, ``""`` if it was done.
         output: what the process wrote to stdout and stderr.
+        facts: what this MPI says of device memory, once it was asked.
         ranks, nodes: of each rank that answered; on rank 0 only.
     """
 
@@ -44,9 +46,7 @@ class Probe:
     library: Library | None = None
     rank: int | None = None
     size: int | None = None
-    answers: dict[str, bool] = field(default_factory=dict)
-    alloc_kinds: str = ""
-    mapped: list[str] = field(default_factory=list)
+    facts: Facts | None = None
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     nodes: dict[int, NodeFacts] = field(default_factory=dict)
 

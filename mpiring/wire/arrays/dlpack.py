@@ -120,10 +120,12 @@ class OtherCudaKind(CupyKind):
         return None, super().new(shape, dtype)[1]
 
     def finished(self, theirs: Any, array: Array) -> Any:
+        self._leave()
         if theirs is None and self._make is not None:
-            with self._at_work():
+            # Numba's array remembers the stream that is current now.
+            with self._device, self._theirs:
                 theirs = self._make(array)
-        return super().finished(theirs, array)
+        return theirs
 
 
 def other_kind(x: Any) -> Kind | None:

@@ -17,6 +17,8 @@ from mpiring.cli.doctor import launch
 from mpiring.cli.doctor.child import NodeFacts, RankFacts
 from mpiring.cli.doctor.machine import Cores, SharedMemory
 from mpiring.cli.doctor.probe import Probe
+from mpiring.wire.device_evidence import Facts
+from mpiring.wire.device_support import Found
 from mpiring.wire.loaded import Library
 
 from launch import find_mpi, job_environment
@@ -41,6 +43,7 @@ def healthy(size=3):
         Cores(tuple(range(8))),
         SharedMemory(1 << 34, 1 << 34),
         [],
+        Found("auto", "default", "staged", "it says no"),
     )
     node = NodeFacts(tuple(range(size)), True, "")
     return Probe(
@@ -48,7 +51,7 @@ def healthy(size=3):
         library=OPEN_MPI,
         rank=0,
         size=size,
-        answers={"MPIX_Query_cuda_support": False},
+        facts=Facts(OPEN_MPI, (("MPIX_Query_cuda_support", False),)),
         ranks={rank: facts for rank in range(size)},
         nodes={rank: node for rank in range(size)},
     )
@@ -90,6 +93,7 @@ def test_a_healthy_job():
         "user",
         "GPU",
         "CUDA-aware MPI",
+        "device transport",
         "optional",
     ]
 
