@@ -78,31 +78,6 @@ def travelled(monkeypatch):
     return seen
 
 
-class Programs:
-    """A ring whose calls are programs to ``yield from``, as the cases want them."""
-
-    repeats = 5
-    many = 3000
-
-    def __init__(self, ring):
-        self._ring = ring
-        self.rank, self.size = ring.rank, ring.size
-
-    def __getattr__(self, name):
-        def program(*args, **kwargs):
-            return getattr(self._ring, name)(*args, **kwargs)
-            yield
-
-        return program
-
-    def exchange(self, *given):
-        with self._ring.group():
-            for is_send, array, peer, tag in given:
-                (self._ring.send if is_send else self._ring.recv)(array, peer, tag)
-        return
-        yield
-
-
 def drive(program):
     assert list(program) == []
 
@@ -112,7 +87,7 @@ FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_device(cupy, ring, transport, travelled, name):
-    drive(CASES[name][0](Programs(ring), cupy))
+    drive(CASES[name][0](cases.Programs(ring), cupy))
     assert travelled <= {transport}
     if name != "b06_nothing_to_send":
         assert travelled or SIZE == 1
@@ -121,7 +96,7 @@ def test_case_on_the_device(cupy, ring, transport, travelled, name):
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_host(monkeypatch, comm, name):
     with mpiring.Ring(comm, timeout=30, message_bytes=40) as ring:
-        drive(CASES[name][0](Programs(ring), cases.Numpy))
+        drive(CASES[name][0](cases.Programs(ring), cases.Numpy))
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
