@@ -31,17 +31,23 @@ from .arrays import Kind
 from .calls import Call, difference
 from .device_transport import Carriage
 from .execute import Position, execute
-from .memory import Memory, Scratch
+from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, checked_output, flat_input, operand, output
+from .pipeline import execute_in_chunks
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
 DIRECT_BYTES = 64 << 10
 
-# Of a pipelined broadcast or reduce.  32 KiB is below the eager limit of Open MPI over TCP, past which a
+# What moves at a time between hosts.  32 KiB is below the eager limit of Open MPI over TCP, past which a
 # chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
 CHUNK_BYTES = 32 << 10
+# Inside a host the memory is the wire, and a segment moves fastest as a whole.
+WHOLE = 1 << 62
 _MOST_CHUNKS = 1024
+
+# Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
+WINDOW = 3
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -62,6 +68,7 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
     """
 
     def __init__(
@@ -73,10 +80,12 @@ class Collectives:
         check: bool = True,
         library: Library | None = None,
         device_transport: str = "staged",
+        chunk_bytes: int = WHOLE,
     ) -> None:
         self.transport = transport
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
+        self.chunk_bytes = chunk_bytes
         self._opening = opening
         self.tag = tag
         self._check = check
@@ -96,10 +105,7 @@ class Collectives:
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
 
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
-
-            memory = self.memory(path, source, segments, flat, everywhere, op)
+            memory = self.memory(path, source, segments, flat, target.places, op)
             self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -114,7 +120,7 @@ class Collectives:
             yield from self.library["allreduce"](total, op, wide)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def reduce_scatter(
@@ -130,8 +136,12 @@ class Collectives:
             target = output(source, out, (mine.length,))
             flat = flat_input(source, target, part=mine.slice)
 
-            def at_home(segment: int) -> Array | None:
-                return target.flat if segment == self.transport.rank else None
+            home = self.transport.rank
+
+            def at_home(cut: Cut) -> Callable[[int], Array | None]:
+                return lambda segment: (
+                    target.flat[cut[segment].within(mine)] if segment == home else None
+                )
 
             memory = self.memory(path, source, segments, flat, at_home, op)
             self.carry(call, source, path, target.flat)
@@ -153,7 +163,7 @@ class Collectives:
             yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def allgather(
@@ -211,13 +221,10 @@ class Collectives:
                 overlaps = source.kind.overlaps(flat, mine)
                 source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
-
             if algorithm != "mpi":
                 name = "ring" if algorithm == "auto" else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
-            memory = self.memory(path, source, segments, None, everywhere, "max")
+            memory = self.memory(path, source, segments, None, target.places, "max")
             self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
         if memory is None:
@@ -227,7 +234,7 @@ class Collectives:
             whole = source.kind.message(target.flat)
             yield from self.library["allgather"](whole, counts)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -332,14 +339,50 @@ class Collectives:
         source: Operand,
         segments: Segments,
         flat: Array | None,
-        result: Callable[[int], Array | None],
+        places: Places,
         op: str,
-    ) -> Memory | None:
+    ) -> Memory | InChunks | None:
+        """The memory of a collective: in chunks where segments are long, None for the MPI's own."""
         if path is None:
             return None
-        return Memory(
-            source.kind, path, segments, flat, result, op, source.dtype, self.scratch
+        kind, dtype = source.kind, source.dtype
+        length = max(
+            1,
+            self.chunk_bytes // kind.itemsize(dtype),
+            segments.longest // _MOST_CHUNKS,
         )
+        if segments.longest <= length:
+            return Memory(
+                kind, path, segments, flat, places(segments), op, dtype, self.scratch
+            )
+        return in_chunks(
+            kind,
+            path,
+            segments,
+            flat,
+            places,
+            op,
+            dtype,
+            self.scratch,
+            length,
+            WINDOW,
+        )
+
+    def execute(
+        self,
+        memory: Memory | InChunks,
+        call: Call,
+        source: Operand,
+        position: Position,
+    ) -> Program[None]:
+        """Run a schedule in the form that its memory is for."""
+        transport = self.carriage.transport(
+            source.kind, call.stages, call.someone_stages
+        )
+        if isinstance(memory, Memory):
+            yield from execute(memory, transport, self.tag, position)
+        else:
+            yield from execute_in_chunks(*memory, transport, self.tag, position, WINDOW)
 
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
@@ -370,11 +413,7 @@ class Collectives:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
-            self.carriage.reserve(source.kind, busiest)
-
-    def carrier(self, call: Call, source: Operand) -> Transport:
-        """The transport for the buffers of a call that has been opened."""
-        return self.carriage.transport(source.kind, call.stages, call.someone_stages)
+            self.carriage.reserve(source.kind, WINDOW * busiest)
 
 
 def chunks(nbytes: int) -> int:

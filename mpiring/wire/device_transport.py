@@ -148,7 +148,9 @@ class _DeviceRequest(Request):
 
     @abstractmethod
     def _moved(self, is_my_turn: bool) -> bool:
-        """Go on; whether it is complete.  Messages may be posted in its turn only."""
+        """Go on; whether it is complete.  Messages may be posted in its turn only, and it passes the turn on then:
+        also one without messages, or those behind it would go before those in front of it.
+        """
 
 
 class Direct(DeviceTransport):
@@ -253,7 +255,7 @@ class _StagedSend(_StagedRequest):
             _, chunk, part = self._copies.popleft()
             message = inner.post_send(chunk[: len(part)], self.peer, self.tag)
             self._messages.append((message, chunk, part))
-        self.is_posted = not (self._waiting or self._copies)
+        self.is_posted = is_my_turn and not (self._waiting or self._copies)
         return self.is_posted and not self._messages
 
 
@@ -272,7 +274,7 @@ class _StagedReceive(_StagedRequest):
             part = self._waiting.popleft()
             message = inner.post_receive(chunk[: len(part)], self.peer, self.tag)
             self._messages.append((message, chunk, part))
-        self.is_posted = not self._waiting
+        self.is_posted = is_my_turn and not self._waiting
         return self.is_posted and not self._messages
 
 

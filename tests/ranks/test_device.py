@@ -18,8 +18,7 @@ from mpiring.wire import device_transport, loaded, probe_record
 from mpiring.wire.arrays.cupy import CupyKind
 
 from devices import cases, deferred, local
-from devices.cases import CASES
-from devices.programs import Programs, drive
+from devices.cases import CASES, drive
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -83,7 +82,7 @@ FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_device(cupy, ring, transport, travelled, name):
-    drive(CASES[name][0](Programs(ring, 3000, 20), cupy))
+    drive(CASES[name][0](cases.Programs(ring), cupy))
     assert travelled <= {transport}
     if name != "b06_nothing_to_send":
         assert travelled or SIZE == 1
@@ -92,7 +91,7 @@ def test_case_on_the_device(cupy, ring, transport, travelled, name):
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_host(monkeypatch, comm, name):
     with mpiring.Ring(comm, timeout=30, message_bytes=40) as ring:
-        drive(CASES[name][0](Programs(ring, 3000, 20), cases.Numpy))
+        drive(CASES[name][0](cases.Programs(ring), cases.Numpy))
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])

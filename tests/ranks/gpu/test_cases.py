@@ -11,15 +11,14 @@ from mpi4py import MPI
 import mpiring
 
 from devices import cases
-from devices.cases import CASES
-from devices.programs import Programs, drive
+from devices.cases import CASES, Programs, drive
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4, 5)
 SIZE = MPI.COMM_WORLD.size
 FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 SHORT = [name for name in FIT if name != "b03_everybody_sends_first"]  # that is large
 # On the pretended device one is enough here: tests/ranks/test_device.py has them all.
-PLACES = [("pretended", name) for name in SHORT[-1:]]
+PLACES: list[Any] = [("pretended", name) for name in SHORT[-1:]]
 PLACES += [pytest.param("real", name, marks=pytest.mark.gpu) for name in SHORT]
 BUCKETS = [8, 1 << 20, None]
 
