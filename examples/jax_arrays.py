@@ -100,8 +100,8 @@ def train(
     from jax import numpy as jnp
 
     images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
-    differentiate = jax.jit(jax.value_and_grad(loss_of))
-    update = jax.jit(descend)
+    differentiate: Any = jax.jit(jax.value_and_grad(loss_of))
+    update: Any = jax.jit(descend)
     velocity = jax.tree.map(jnp.zeros_like, parameters)
     losses = []
     for epoch in range(args.epochs):
