@@ -20,6 +20,7 @@ compares them, and its exit status is 1 if they differ by more.  Why a shard's g
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -100,8 +101,8 @@ def train(
     from jax import numpy as jnp
 
     images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
-    differentiate: Any = jax.jit(jax.value_and_grad(loss_of))
-    update: Any = jax.jit(descend)
+    differentiate = jax.jit(jax.value_and_grad(loss_of))
+    update = jax.jit(descend)
     velocity = jax.tree.map(jnp.zeros_like, parameters)
     losses = []
     for epoch in range(args.epochs):
@@ -140,9 +141,7 @@ def main() -> int:
     comm = MPI.COMM_WORLD
     args = job.arguments(comm, command_line())
     job.need_packages(comm, PACKAGES, "jax,examples")
-    import jax
-
-    jax.config.update("jax_enable_x64", True)
+    os.environ["JAX_ENABLE_X64"] = "1"  # JAX reads it when it is imported
     data = comm.bcast(digits.load_digits(args.seed) if comm.rank == 0 else None)
     with mpiring.Ring(comm) as ring:
         own = new_parameters(args.seed + ring.rank)  # each rank's; rank 0's count
