@@ -24,7 +24,7 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic
+from . import arithmetic, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
@@ -68,6 +68,7 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        small_bytes: arrays up to this ride in the opening exchange, which has room for them.
         chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
     """
 
@@ -79,6 +80,7 @@ class Collectives:
         *,
         check: bool = True,
         library: Library | None = None,
+        small_bytes: int = -1,
         device_transport: str = "staged",
         chunk_bytes: int = WHOLE,
     ) -> None:
@@ -86,6 +88,7 @@ class Collectives:
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self.chunk_bytes = chunk_bytes
+        self._small_bytes = small_bytes
         self._opening = opening
         self.tag = tag
         self._check = check
@@ -98,21 +101,29 @@ class Collectives:
     ) -> Program[Array]:
         """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
         call = Call("allreduce")
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
             target = output(source, out, source.array.shape)
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
-
-            memory = self.memory(path, source, segments, flat, target.places, op)
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                memory = self.memory(path, source, segments, flat, target.places, op)
+                self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None and wide != source.dtype:
+            if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        yield from self.open(call)
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                small.combine(source.kind, said, op, order, source.dtype, target.flat)
+                return target.done()
+            memory = self.memory(path, source, segments, flat, target.places, op)
         if memory is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
@@ -128,34 +139,45 @@ class Collectives:
     ) -> Program[Array]:
         """This rank's segment of the reduction; see :meth:`mpiring.Ring.reduce_scatter`."""
         call = Call("reduce_scatter")
+        home = self.transport.rank
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
             segments = Segments(source.array.size, self.transport.size)
-            mine = segments[self.transport.rank]
-            target = output(source, out, (mine.length,))
-            flat = flat_input(source, target, part=mine.slice)
-
-            home = self.transport.rank
+            own = segments[home]
+            target = output(source, out, (own.length,))
+            flat = flat_input(source, target, part=own.slice)
 
             def at_home(cut: Cut) -> Callable[[int], Array | None]:
                 return lambda segment: (
-                    target.flat[cut[segment].within(mine)] if segment == home else None
+                    target.flat[cut[segment].within(own)] if segment == home else None
                 )
 
-            memory = self.memory(path, source, segments, flat, at_home, op)
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                memory = self.memory(path, source, segments, flat, at_home, op)
+                self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None:
+            if path is None:
                 narrow, widens = flat, wide != source.dtype
                 if widens:
                     flat = source.kind.empty(narrow.size, wide)
                     flat[...] = narrow
                 # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
                 if widens or total.size == 0 or source.kind.overlaps(flat, total):
-                    total = source.kind.empty(mine.length, wide)
-        yield from self.open(call)
+                    total = source.kind.empty(own.length, wide)
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                dtype = source.dtype
+                small.combine(
+                    source.kind, said, op, order, dtype, target.flat, own.slice, home
+                )
+                return target.done()
+            memory = self.memory(path, source, segments, flat, at_home, op)
         if memory is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
@@ -333,6 +355,14 @@ class Collectives:
         pieces = 0 if root is None else chunks(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
+    def riding(self, source: Operand, flat: Array, algorithm: Any) -> bytes | None:
+        """The flat array as bytes, if it is to ride in the opening exchange."""
+        if algorithm != "auto" or source.kind.is_device:
+            return None
+        if flat.size * source.kind.itemsize(source.dtype) > self._small_bytes:
+            return None
+        return bytes(flat.tobytes())
+
     def memory(
         self,
         path: RankProgram | None,
@@ -414,6 +444,11 @@ class Collectives:
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
             self.carriage.reserve(source.kind, WINDOW * busiest)
+
+
+def all_ride(said: list[bytes], mine: bytes) -> bool:
+    """Whether every rank has brought its bytes."""
+    return all(len(item) == len(mine) for item in said)
 
 
 def chunks(nbytes: int) -> int:

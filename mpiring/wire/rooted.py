@@ -15,7 +15,7 @@ from ..plan.programs import RankProgram, rank_program
 from ..plan.schedules import Schedule
 from ..plan.segments import Segments
 from ..plan.verify import verify
-from . import arithmetic
+from . import arithmetic, small
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -27,7 +27,14 @@ from .arrays import (
     needed_for,
 )
 from .calls import Call
-from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .collectives import (
+    DIRECT_BYTES,
+    Collectives,
+    all_ride,
+    chunks,
+    known,
+    program_of,
+)
 from .device_transport import until_done
 from .execute import Position
 from .memory import Cut
@@ -50,6 +57,7 @@ def reduce(
     """``op`` over all ranks of ``x``, on the root; see :meth:`mpiring.Ring.reduce`."""
     call = Call("reduce")
     transport = member.transport
+    mine: bytes | None = None
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)
@@ -69,8 +77,13 @@ def reduce(
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if target is None else target.flat)
-    yield from member.open(call)
-    if memory is not None:
+        mine = member.riding(source, flat, algorithm)
+    said = yield from member.open(call, mine or b"", always=mine is not None)
+    if mine is not None and all_ride(said, mine):
+        if target is not None:
+            kind, dtype = source.kind, source.dtype
+            small.combine(kind, said, op, order, dtype, target.flat, last=root)
+    elif memory is not None:
         yield from member.execute(memory, call, source, position)
     else:
         assert member.library is not None

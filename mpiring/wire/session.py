@@ -18,8 +18,8 @@ from typing import Any
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout
-from . import communicators, device_support, mpi
-from .agree import Opening
+from . import communicators, device_support, mpi, small
+from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
 from .collectives import CHUNK_BYTES, WHOLE, Collectives
@@ -238,7 +238,8 @@ def _member(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
-    opening = Opening(transport, mpi.TAG_OPEN)
+    room = small.most_bytes(transport.size) + 1  # and what a payload begins with
+    opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
     return Collectives(
         transport,
@@ -246,6 +247,7 @@ def _member(
         mpi.TAG_STEP,
         check=check,
         library=library,
+        small_bytes=small.most_bytes(transport.size),
         device_transport=device_transport,
         chunk_bytes=chunk_bytes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiring.wire.agree import Opening
+from mpiring.wire.agree import PAYLOAD_BYTES, Opening
 from mpiring.wire.collectives import WHOLE, Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork, first
@@ -21,6 +21,7 @@ class Ranks:
         message_bytes=1 << 30,
         device_transport="staged",
         chunk_bytes=WHOLE,
+        small_bytes=-1,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -29,8 +30,9 @@ class Ranks:
         self.collectives = [
             Collectives(
                 transport,
-                Opening(transport, 1),
+                Opening(transport, 1, max(PAYLOAD_BYTES, small_bytes + 1)),
                 2,
+                small_bytes=small_bytes,
                 device_transport=device_transport,
                 chunk_bytes=chunk_bytes,
             )
