@@ -1,4 +1,4 @@
-"""What outlives a call on a device: pinned chunks, scratch, the marks that are polled; and what a device that failed says."""
+"""What outlives a call on a device: pinned chunks, scratch, the marks that are polled; and a device that has failed."""
 
 from __future__ import annotations
 
