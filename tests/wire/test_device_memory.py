@@ -45,7 +45,7 @@ def test_a_chunk_outlives_its_ring_while_the_device_reads_it(cupy):
     kind = bound(piece)
     chunks = device_transport.Chunks(64)
     chunks.reserve(kind, 1)
-    chunk = chunks.take()
+    chunk: Any = chunks.take()
     chunk[...] = 7
     kind.store(chunk, piece)
     chunks.give(chunk, kind.mark())
