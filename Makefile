@@ -20,7 +20,7 @@ say = @printf '\n== %s\n' "make $@: $(1)"
 help:
 	@echo 'make demo          trains a model on 4 processes, from a fresh clone; about 2 minutes'
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
-	@echo 'make test-all      all tests on all three MPIs, the long ones too; about 20 minutes'
+	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 25 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
 	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
 	@echo 'make test-gpu      tests on a GPU, and the trial of an MPI that takes its memory; needs an NVIDIA GPU; 10 minutes'
@@ -66,7 +66,7 @@ define smoke
 
 endef
 
-test-all: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
+test-all: .venv/.has-test .venv/.has-adapters $(OTHERS:%=.venv-%/.has-test)
 	$(foreach venv,.venv $(OTHERS:%=.venv-%),$(call everything,$(venv)))
 
 define everything
@@ -123,9 +123,10 @@ cuda = $(shell $(PYTHON) lab/cards.py)
 %/.has-demo: extras := examples
 %/.has-test: extras := test
 %/.has-lint: extras := test,dev
+%/.has-adapters: extras := test,adapters
 
 VENVS := .venv $(OTHERS:%=.venv-%) .venv-gpu
-$(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
+$(foreach purpose,demo test lint adapters,$(VENVS:%=%/.has-$(purpose))): $(SETUP)
 	$(call say,installs mpiring[$(mpi)$(comma)$(extras)] into $(@D); about 1 minute)
 	@command -v $(PYTHON) > /dev/null || \
 	  { echo 'make: no $(PYTHON) here; install Python 3.10 or newer, or give one: make PYTHON=...'; exit 2; }

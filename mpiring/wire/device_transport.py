@@ -24,6 +24,7 @@ Who decides between the two is :mod:`mpiring.wire.device_support`.
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections import deque
 from typing import Any
@@ -37,7 +38,7 @@ from .transport import Buffer, Program, Request, Transport, wait
 STAGE_BYTES = 1 << 20
 WINDOW = 2
 
-Event = Any
+Event = Any  # with ``done``
 Chunk = Any  # bytes of pinned host memory
 
 
@@ -53,9 +54,13 @@ class Chunks:
         self._count = 0
         self._free: list[Chunk] = []
         self._emptied: list[tuple[Event, Chunk]] = []  # free as soon as the event is
+        # Pinned memory goes back to its pool at once, whatever copies from it.
+        weakref.finalize(self, _orphaned.extend, self._emptied).atexit = False
 
     def reserve(self, kind: CupyKind, count: int) -> None:
         """Have at least so many in all."""
+        if self._count < count:
+            _orphaned[:] = [item for item in _orphaned if not item[0].done]
         while self._count < count:
             self._free.append(kind.pinned(self.nbytes))
             self._count += 1
@@ -69,7 +74,7 @@ class Chunks:
                     self._free.append(chunk)
                 else:
                     still.append((event, chunk))
-            self._emptied = still
+            self._emptied[:] = still
         return self._free.pop() if self._free else None
 
     def give(self, chunk: Chunk, event: Event | None = None) -> None:
@@ -78,6 +83,10 @@ class Chunks:
             self._free.append(chunk)
         else:
             self._emptied.append((event, chunk))
+
+
+# Chunks of rings that are gone, until the device has read them.
+_orphaned: list[tuple[Event, Chunk]] = []
 
 
 class DeviceTransport(Transport):
@@ -280,6 +289,8 @@ class _StagedReceive(_StagedRequest):
 
 class _Work(Request):
     """The work that a device has to do so far."""
+
+    verb, peer = "finish the work of", -1
 
     def __init__(self, kind: CupyKind) -> None:
         self._event = kind.mark()

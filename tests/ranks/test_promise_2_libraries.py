@@ -150,6 +150,18 @@ def test_messages(comm, ring, library):
     check(kind, room, values[left])
 
 
+def test_the_mpis_own(comm, ring, library):
+    values = [np.arange(9) * 8**r for r in range(comm.size)]
+    x = library.asarray(values[comm.rank])
+    results = [
+        ring.allreduce(x, algorithm="mpi"),
+        ring.allgather(ring.reduce_scatter(x, algorithm="mpi"), algorithm="mpi"),
+        ring.broadcast(library.asarray(sum(values)), algorithm="mpi"),
+    ]
+    for result in results:
+        check(library, result, sum(values))
+
+
 @pytest.mark.ranks(2, 3)
 def test_a_schedule_and_members(comm, ring, library):
     values = [random_array("float32", 13, r) for r in range(2 * comm.size)]
