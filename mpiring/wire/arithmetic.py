@@ -36,9 +36,8 @@ HALVES = frozenset(("float16", "bfloat16"))
 _COMPLEX = frozenset(("complex64", "complex128"))
 DTYPES = _INTEGERS | HALVES | _COMPLEX | {"bool", "float32", "float64"}
 
-# Elements folded at a time on the host: 32 Ki of float32 are 128 KiB, which stay in a core's L2 cache
-# together with the operands' pieces.
-_BLOCK = 1 << 15
+# Folded at a time on the host: stays in a core's L2 cache together with the operands' pieces.
+_BLOCK_BYTES = 128 << 10
 
 
 def check_op(op: str, dtype: str) -> None:
@@ -113,8 +112,9 @@ def combine(
         if left.dtype == right.dtype == wide:
             ufunc(left, right, out=out)
             return
-    block = xp.empty(min(_BLOCK, out.size), wide)
-    for piece in pieces(out.size, _BLOCK):
+    length = _BLOCK_BYTES // wide.itemsize
+    block = xp.empty(min(length, out.size), wide)
+    for piece in pieces(out.size, length):
         part = block[: piece.length]
         place, *others = (out[piece.slice] for out in outs)
         total, *rest = (_as_dtype(wide, x[piece.slice]) for x in operands)
