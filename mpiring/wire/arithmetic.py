@@ -37,7 +37,7 @@ _COMPLEX = frozenset(("complex64", "complex128"))
 DTYPES = _INTEGERS | HALVES | _COMPLEX | {"bool", "float32", "float64"}
 
 # Folded at a time on the host: stays in a core's L2 cache together with the operands' pieces.
-_BLOCK_BYTES = 128 << 10
+BLOCK_BYTES = 128 << 10
 
 
 def check_op(op: str, dtype: str) -> None:
@@ -112,7 +112,7 @@ def combine(
         if left.dtype == right.dtype == wide:
             ufunc(left, right, out=out)
             return
-    length = _BLOCK_BYTES // wide.itemsize
+    length = BLOCK_BYTES // wide.itemsize
     block = xp.empty(min(length, out.size), wide)
     for piece in pieces(out.size, length):
         part = block[: piece.length]

@@ -17,7 +17,7 @@ from mpiring.wire import arithmetic
 from wire import reference
 from wire.reference import BFLOAT16, COMPLEX, DTYPES, FLOATS, HALVES, INTEGERS
 
-BLOCK = arithmetic._BLOCK_BYTES // 4  # elements of float32
+BLOCK = arithmetic.BLOCK_BYTES // 4  # elements of float32
 
 
 @pytest.fixture(autouse=True)

@@ -352,6 +352,28 @@ def test_combine_is_the_same_with_and_without(monkeypatch, op, dtype, count):
         assert agree(op, a, b)
 
 
+@pytest.mark.parametrize(
+    "op, dtype",
+    [
+        ("avg", "float16"),
+        ("sum", "bfloat16"),
+        ("max", "float16"),
+        ("prod", "float32"),
+        ("avg", "complex64"),
+    ],
+)
+@pytest.mark.parametrize("operands, outs", [(1, 17), (16, 16), (17, 1), (36, 20)])
+def test_more_arrays_than_a_kernel_takes(op, dtype, operands, outs):
+    """As on a node of many cores."""
+    count = arithmetic.BLOCK_BYTES // 4 + 3
+    values = [reference.varied(dtype, count, r) for r in range(operands)]
+    want = np.empty_like(values[0])
+    by_numpy(op, values, [want], operands)
+    places = [*values, *(np.empty_like(want) for _ in range(outs))][:outs]
+    host.combine(op, values, places, operands)
+    assert all(reference.same_bits(place, want) for place in places)
+
+
 def test_arrays_that_are_not_flat_are_for_numpy():
     """They never come; but a kernel would read beside them."""
     x = np.arange(64, dtype=np.float16)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...plan.segments import pieces
 from .. import arithmetic, kernels
 from ..arithmetic import Array
 
@@ -174,6 +175,9 @@ def combine(
     Args:
         op, operands, outs, size: see :func:`mpiring.wire.arithmetic.combine`.
     """
+    if len(operands) > kernels.MOST or len(outs) > kernels.MOST:
+        _combine_many(op, operands, outs, size)
+        return
     kernel, factor = None, 1
     if outs[0].nbytes >= _KERNEL_BYTES or 2 in [
         x.dtype.itemsize for x in (*operands, outs[0])
@@ -186,6 +190,26 @@ def combine(
     addresses = [NUMPY.pointer(x) for x in (*operands, *outs)]
     divisor = [size] if op == "avg" and size != 1 else []
     kernel(*addresses, outs[0].size * factor, *divisor)
+
+
+def _combine_many(
+    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
+) -> None:
+    """:func:`combine` of more arrays than a kernel takes: some by some, block by block."""
+    dtype = as_dtype(arithmetic.accumulator(op, NUMPY.dtype_name(outs[0])))
+    length = arithmetic.BLOCK_BYTES // dtype.itemsize
+    block = np.empty(min(length, outs[0].size), dtype)
+    for piece in pieces(outs[0].size, length):
+        here, part = piece.slice, block[: piece.length]
+        left = [x[here] for x in operands]
+        while len(left) > kernels.MOST:
+            combine(op, left[: kernels.MOST], [part])
+            left = [part, *left[kernels.MOST :]]
+        first, *others = (out[here] for out in outs)
+        few = kernels.MOST - 1
+        combine(op, left, [first, *others[:few]], size)
+        for other in others[few:]:
+            other[...] = first
 
 
 def _kernel(
