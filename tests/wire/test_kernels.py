@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
-import types
 from itertools import product
 from pathlib import Path
 
@@ -19,153 +19,30 @@ from mpiring.wire.arrays import host
 from mpiring.wire.kernels import Form
 
 from wire import reference
-from wire.reference import BFLOAT16, HALVES
+from wire.kernel_checks import (
+    CASES,
+    NUMBERS,
+    agree,
+    any_bits,
+    by_kernel,
+    by_numpy,
+    check_case,
+    check_every_half,
+    check_pairs,
+    check_places,
+    check_rounding,
+)
+from wire.reference import BFLOAT16
 
 needs_llvmlite = pytest.mark.skipif(
     bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}"
 )
-NUMBERS = sorted(kernel_code.DTYPES)
-CASES = [(op, dtype) for dtype in NUMBERS for op in reference.ops_of(dtype)]
-WIDE = kernel_code.TILE // 4  # elements in a tile of float32
 
 
 @pytest.fixture(autouse=True)
 def numpy_does_not_warn():
     with np.errstate(all="ignore"):
         yield
-
-
-def specials(dtype):
-    """NaN, infinity, zeros of both signs, the smallest numbers, and usual ones."""
-    small = np.array([1, 3], f"u{dtype.itemsize}").view(dtype)
-    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.5])
-    return np.concatenate([values.astype(dtype), small, -small])
-
-
-def any_bits(name, count, seed):
-    """Random bits, and many of the values that need care."""
-    dtype = reference.dtype_of(name)
-    random = np.random.default_rng([seed, count])
-    bits = random.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
-    if name in reference.FLOATS:
-        special = specials(dtype)
-        usual = random.standard_normal(count).astype(dtype)
-        chosen = random.integers(0, 3, count)
-        special = special[random.integers(0, len(special), count)]
-        bits = np.where(chosen == 0, bits, np.where(chosen == 1, special, usual))
-    return bits.astype(dtype)
-
-
-def by_kernel(op, operands, outs, size=1, find=kernels.find):
-    """As ``host.combine``, but never by NumPy."""
-    names = [host.NUMPY.dtype_name(x) for x in (*operands, outs[0])]
-    kernel = find(Form(op, tuple(names[:-1]), names[-1], len(outs)))
-    assert kernel is not None
-    addresses = [x.ctypes.data for x in (*operands, *outs)]
-    kernel(*addresses, outs[0].size, *([size] if op == "avg" else []))
-
-
-def by_numpy(op, operands, outs, size=1):
-    arithmetic.combine(np, op, operands, outs, size)
-
-
-def agree(op, got, want):
-    """Whether the bits are equal, but for what promise 3 leaves open: payloads, and the sign of a zero min or max.
-
-    A result of 16 bits leaves nothing open: a rank that has no kernels may compute it too.
-    """
-    if got.dtype.kind == "f" and got.dtype.itemsize > 2:
-        nan = np.isnan(want)
-        got, want = np.where(nan, 0, got), np.where(np.isnan(got), 0, want)
-        if op in ("min", "max"):
-            got, want = got + 0, want + 0
-    return reference.same_bits(got, want)
-
-
-# ---- the checks: each raises AssertionError if the kernels are wrong --------------------------------
-
-
-def check_every_half(find=kernels.find):
-    for dtype in HALVES:
-        every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
-        for out_dtype, op in product((dtype, np.float32), ("sum", "prod", "avg")):
-            got, want = (np.empty(1 << 16, out_dtype) for _ in range(2))
-            by_kernel(op, [every], [got], 1, find)
-            by_numpy(op, [every], [want], 1)
-            assert agree(op, got, want)
-
-
-def check_rounding(find=kernels.find):
-    """Random float32, and the middle between each two neighbours of 16 bits with what is next to it."""
-    bits = np.random.default_rng(1).integers(0, 1 << 32, 1 << 17, np.uint32)
-    for dtype in HALVES:
-        every = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float32)
-        above = np.concatenate([every[1:], every[:1]])
-        middle = (every.astype(np.float64) + above).astype(np.float32) / np.float32(2)
-        near = [np.nextafter(middle, np.float32(to)) for to in (-np.inf, np.inf)]
-        values = np.concatenate([bits.view(np.float32), every, middle, *near])
-        for op in ("sum", "avg"):
-            got, want = (np.empty(values.size, dtype) for _ in range(2))
-            by_kernel(op, [values], [got], 3, find)
-            by_numpy(op, [values], [want], 3)
-            assert reference.same_bits(got, want)
-
-
-def check_case(op, dtype, operands, find=kernels.find, count=3 * WIDE + 5):
-    """One operation: of contributions, of a sum so far and contributions, rounded and not."""
-    wide = arithmetic.accumulator(op, dtype)
-    values = [any_bits(dtype, count, r) for r in range(operands)]
-    variants = [(values, dtype)]
-    if wide != dtype:
-        so_far = any_bits(wide, count, 9)
-        variants += [(values, wide), ([so_far, *values[1:]], dtype)]
-        variants += [([*values[1:], so_far], wide)]
-    for (inputs, out), size in product(variants, (1, 3, 7) if op == "avg" else (1,)):
-        got, want = (np.empty(count, reference.dtype_of(out)) for _ in range(2))
-        by_kernel(op, inputs, [got], size, find)
-        by_numpy(op, inputs, [want], size)
-        assert agree(op, got, want)
-
-
-def check_pairs(find=kernels.find):
-    """What needs care, with each other."""
-    for dtype in reference.FLOATS:
-        values = specials(reference.dtype_of(dtype))
-        a, b = np.repeat(values, len(values)), np.tile(values, len(values))
-        for op in reference.ops_of(dtype):
-            got, want = np.empty_like(a), np.empty_like(a)
-            by_kernel(op, [a, b], [got], 3, find)
-            by_numpy(op, [a, b], [want], 3)
-            assert agree(op, got, want)
-
-
-def check_places(find=kernels.find):
-    """Every count around the edges of a tile; at odd addresses, over the operands, and nothing beside."""
-    for dtype, op in (("bfloat16", "sum"), ("float16", "avg"), ("float32", "sum")):
-        item = reference.dtype_of(dtype)
-        for count in (0, 1, 2, WIDE - 1, WIDE, WIDE + 1, 2 * WIDE, 2 * WIDE + 3):
-            # Whoever writes beside shall hit nothing else.
-            rows = np.full((4, count * item.itemsize + 1024), 0xA5, np.uint8)
-            before = rows.copy()
-            start, stop = 507, 507 + count * item.itemsize
-            *operands, apart = (row[start:stop].view(item) for row in rows)
-            for r, operand in enumerate(operands):
-                operand[...] = any_bits(dtype, count, r)
-            want = np.empty(count, item)
-            by_numpy(op, operands, [want], 3)
-            by_kernel(op, operands, [*operands, apart], 3, find)
-            assert (rows[:, :start] == before[:, :start]).all()
-            assert (rows[:, stop:] == before[:, stop:]).all()
-            assert all(agree(op, out, want) for out in (*operands, apart))
-
-
-def check_all(find):
-    check_places(find)
-    check_pairs(find)
-    check_every_half(find)
-    check_rounding(find)
-    for op, dtype in CASES:
-        check_case(op, dtype, 3, find)
 
 
 # ---- the kernels pass them ------------------------------------------------------------------------
@@ -235,90 +112,62 @@ def test_the_code_says_what_it_must_not_assume(op, dtype):
     assert "fma" not in "".join(lines)
 
 
-# ---- the checks can fail ----------------------------------------------------------------------------
+# ---- other processors -------------------------------------------------------------------------------
 
-SOURCE = Path(kernel_code.__file__).read_text()
-MISTAKES = {
-    "rounds ties up": ('self.same("int32", 0x7FFF)', 'self.same("int32", 0x8000)'),
-    "rounds odd ones down": (
-        'self.same("int32", 0x8000)',
-        'self.same("int32", 0x7FFF)',
-    ),
-    "looks at the wrong bit": ("0x10000)", "0x20000)"),
-    "lets NaN of bfloat16 overflow": (
-        'return build.select(is_nan, self.same("int32", 0x7FC00000), words)',
-        "return words",
-    ),
-    "keeps the payload of float16": (
-        'build.select(is_nan, self.same("int16", 0x7E00), rounded)',
-        "rounded",
-    ),
-    "has another NaN": ("0x7E00", "0x7E01"),
-    "folds from the right": (
-        "total = tiles[0]",
-        "tiles = tiles[::-1]; total = tiles[0]",
-    ),
-    "has the accumulator on the right": (
-        "self.step(total, tile)",
-        "self.step(tile, total)",
-    ),
-    "leaves out an operand": ("for tile in tiles[1:]", "for tile in tiles[2:]"),
-    "does not divide": ('if self.form.op == "avg":', 'if self.form.op == "mean":'),
-    "multiplies by the reciprocal": (
-        "total = self.build.fdiv(total, self.same(self.form.wide, divisor))",
-        "one = self.build.fdiv(total.type([1.0] * self.width), self.same(self.form.wide, divisor))\n"
-        "            total = self.build.fmul(total, one)",
-    ),
-    "adds products": ("build.fmul(a, b)", "build.fadd(a, b)"),
-    "subtracts integers": ("build.add(a, b)", "build.sub(a, b)"),
-    "has signs where there are none": (
-        "build.icmp_unsigned if",
-        "build.icmp_signed if",
-    ),
-    "has no signs": ("else build.icmp_signed", "else build.icmp_unsigned"),
-    "takes the smaller for the larger": ('op == "min" else', 'op == "max" else'),
-    "takes another of equal halves": ('"=" * (wide == "float16")', '""'),
-    "takes NaN for a number": ("build.or_(is_first, is_nan)", "is_first"),
-    "leaves out the end": ("(tiled, count, 1, single)", "(tiled, tiled, 1, single)"),
-    "goes too far": ("(number(0), tiled, lanes", "(number(0), count, lanes"),
-    "leaves out tiles": ("start.type(step)", "start.type(2 * step)"),
-    "swaps even and odd": (
-        "build.or_(low, high)",
-        "build.or_(build.shl(low, sixteen), build.lshr(high, sixteen))",
-    ),
-    "stores to the first output only": ("for out in outs:", "for out in outs[:1]:"),
-}
+OTHERS = [
+    ("aarch64", "generic"),
+    ("aarch64", "neoverse-n1"),
+    ("x86_64", "haswell"),
+    ("x86_64", "sapphirerapids"),
+]
 
 
-def mutant(old, new):
-    """``find`` for kernels written by a changed ``kernel_code``."""
-    assert old in SOURCE
-    module = types.ModuleType("mpiring.wire.mutant")
-    module.__package__ = "mpiring.wire"
-    sys.modules[module.__name__] = module
-    exec(SOURCE.replace(old, new), module.__dict__)
-    made: dict[Form, object] = {}
+def calls_in(machine, cpu, form):
+    """The function calls in a kernel for another processor; there is nobody to answer them."""
+    from llvmlite import binding
 
-    def find(form):
-        if form not in made:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(kernels, "write", module.write)
-                made[form] = kernels._compiler().compile(form)
-        return made[form]
-
-    return find
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple(f"{machine}-unknown-linux-gnu")
+    module = binding.parse_assembly(kernel_code.write(form))
+    code = target.create_target_machine(cpu=cpu, opt=3).emit_assembly(module)
+    return [
+        line
+        for line in code.splitlines()
+        if line.split()[:1] in (["bl"], ["blr"], ["callq"])
+    ]
 
 
 @needs_llvmlite
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_seen(name):
-    with pytest.raises(AssertionError):
-        check_all(mutant(*MISTAKES[name]))
+@pytest.mark.parametrize("machine, cpu", OTHERS)
+def test_other_processors_need_no_functions(machine, cpu):
+    for dtype, op in product(NUMBERS, ("sum", "max")):
+        assert calls_in(machine, cpu, Form(op, (dtype,) * 3, dtype, 2)) == []
 
 
 @needs_llvmlite
-def test_without_a_mistake_nothing_is_seen():
-    check_all(mutant("align=1", "align=1"))
+def test_a_processor_without_float16_would_need_some():
+    """So the test above can fail, and ``has_float16`` is there for a reason."""
+    assert calls_in("x86_64", "x86-64", Form("sum", ("float16",) * 2, "float16"))
+
+
+@needs_llvmlite
+@pytest.mark.parametrize(
+    "cpu, dtypes", [("haswell", NUMBERS), ("x86-64", ["bfloat16", "float32", "uint8"])]
+)
+def test_the_bits_do_not_depend_on_the_processor(monkeypatch, cpu, dtypes):
+    """Code for older processors than this one."""
+    from llvmlite import binding
+
+    if platform.machine() != "x86_64" or not binding.get_host_cpu_features().get(
+        "avx2"
+    ):
+        pytest.skip("this is no x86-64 processor with AVX2")
+    compiler = kernels._compiler()
+    monkeypatch.setattr(compiler, "_cpu", {"cpu": cpu, "features": ""})
+    for dtype, op in product(dtypes, ("sum", "avg", "max")):
+        if op in reference.ops_of(dtype):
+            check_case(op, dtype, 3, compiler.compile)
 
 
 # ---- with and without kernels -----------------------------------------------------------------------
