@@ -24,24 +24,30 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic
+from . import arithmetic, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
 from .calls import Call, difference
 from .device_transport import Carriage
 from .execute import Position, execute
-from .memory import Memory, Scratch
+from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, checked_output, flat_input, operand, output
+from .pipeline import execute_in_chunks
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
 DIRECT_BYTES = 64 << 10
 
-# Of a pipelined broadcast or reduce.  32 KiB is below the eager limit of Open MPI over TCP, past which a
+# What moves at a time between hosts.  32 KiB is below the eager limit of Open MPI over TCP, past which a
 # chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
 CHUNK_BYTES = 32 << 10
+# Inside a host the memory is the wire, and a segment moves fastest as a whole.
+WHOLE = 1 << 62
 _MOST_CHUNKS = 1024
+
+# Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
+WINDOW = 3
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -62,6 +68,8 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        small_bytes: arrays up to this ride in the opening exchange, which has room for them.
+        chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
     """
 
     def __init__(
@@ -72,11 +80,15 @@ class Collectives:
         *,
         check: bool = True,
         library: Library | None = None,
+        small_bytes: int = -1,
         device_transport: str = "staged",
+        chunk_bytes: int = WHOLE,
     ) -> None:
         self.transport = transport
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
+        self.chunk_bytes = chunk_bytes
+        self._small_bytes = small_bytes
         self._opening = opening
         self.tag = tag
         self._check = check
@@ -89,24 +101,29 @@ class Collectives:
     ) -> Program[Array]:
         """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
         call = Call("allreduce")
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
             target = output(source, out, source.array.shape)
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
-
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
-
-            memory = self.memory(path, source, segments, flat, everywhere, op)
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                memory = self.memory(path, source, segments, flat, target.places, op)
+                self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None and wide != source.dtype:
+            if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        yield from self.open(call)
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                small.combine(source.kind, said, op, order, source.dtype, target.flat)
+                return target.done()
+            memory = self.memory(path, source, segments, flat, target.places, op)
         if memory is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
@@ -114,7 +131,7 @@ class Collectives:
             yield from self.library["allreduce"](total, op, wide)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def reduce_scatter(
@@ -122,30 +139,45 @@ class Collectives:
     ) -> Program[Array]:
         """This rank's segment of the reduction; see :meth:`mpiring.Ring.reduce_scatter`."""
         call = Call("reduce_scatter")
+        home = self.transport.rank
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
             segments = Segments(source.array.size, self.transport.size)
-            mine = segments[self.transport.rank]
-            target = output(source, out, (mine.length,))
-            flat = flat_input(source, target, part=mine.slice)
+            own = segments[home]
+            target = output(source, out, (own.length,))
+            flat = flat_input(source, target, part=own.slice)
 
-            def at_home(segment: int) -> Array | None:
-                return target.flat if segment == self.transport.rank else None
+            def at_home(cut: Cut) -> Callable[[int], Array | None]:
+                return lambda segment: (
+                    target.flat[cut[segment].within(own)] if segment == home else None
+                )
 
-            memory = self.memory(path, source, segments, flat, at_home, op)
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                memory = self.memory(path, source, segments, flat, at_home, op)
+                self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None:
+            if path is None:
                 narrow, widens = flat, wide != source.dtype
                 if widens:
                     flat = source.kind.empty(narrow.size, wide)
                     flat[...] = narrow
                 # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
                 if widens or total.size == 0 or source.kind.overlaps(flat, total):
-                    total = source.kind.empty(mine.length, wide)
-        yield from self.open(call)
+                    total = source.kind.empty(own.length, wide)
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                dtype = source.dtype
+                small.combine(
+                    source.kind, said, op, order, dtype, target.flat, own.slice, home
+                )
+                return target.done()
+            memory = self.memory(path, source, segments, flat, at_home, op)
         if memory is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
@@ -153,7 +185,7 @@ class Collectives:
             yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def allgather(
@@ -211,13 +243,10 @@ class Collectives:
                 overlaps = source.kind.overlaps(flat, mine)
                 source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
-
             if algorithm != "mpi":
                 name = "ring" if algorithm == "auto" else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
-            memory = self.memory(path, source, segments, None, everywhere, "max")
+            memory = self.memory(path, source, segments, None, target.places, "max")
             self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
         if memory is None:
@@ -227,7 +256,7 @@ class Collectives:
             whole = source.kind.message(target.flat)
             yield from self.library["allgather"](whole, counts)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -326,20 +355,64 @@ class Collectives:
         pieces = 0 if root is None else chunks(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
+    def riding(self, source: Operand, flat: Array, algorithm: Any) -> bytes | None:
+        """The flat array as bytes, if it is to ride in the opening exchange."""
+        if algorithm != "auto" or source.kind.is_device:
+            return None
+        if flat.size * source.kind.itemsize(source.dtype) > self._small_bytes:
+            return None
+        return bytes(flat.tobytes())
+
     def memory(
         self,
         path: RankProgram | None,
         source: Operand,
         segments: Segments,
         flat: Array | None,
-        result: Callable[[int], Array | None],
+        places: Places,
         op: str,
-    ) -> Memory | None:
+    ) -> Memory | InChunks | None:
+        """The memory of a collective: in chunks where segments are long, None for the MPI's own."""
         if path is None:
             return None
-        return Memory(
-            source.kind, path, segments, flat, result, op, source.dtype, self.scratch
+        kind, dtype = source.kind, source.dtype
+        length = max(
+            1,
+            self.chunk_bytes // kind.itemsize(dtype),
+            segments.longest // _MOST_CHUNKS,
         )
+        if segments.longest <= length:
+            return Memory(
+                kind, path, segments, flat, places(segments), op, dtype, self.scratch
+            )
+        return in_chunks(
+            kind,
+            path,
+            segments,
+            flat,
+            places,
+            op,
+            dtype,
+            self.scratch,
+            length,
+            WINDOW,
+        )
+
+    def execute(
+        self,
+        memory: Memory | InChunks,
+        call: Call,
+        source: Operand,
+        position: Position,
+    ) -> Program[None]:
+        """Run a schedule in the form that its memory is for."""
+        transport = self.carriage.transport(
+            source.kind, call.stages, call.someone_stages
+        )
+        if isinstance(memory, Memory):
+            yield from execute(memory, transport, self.tag, position)
+        else:
+            yield from execute_in_chunks(*memory, transport, self.tag, position, WINDOW)
 
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
@@ -370,11 +443,12 @@ class Collectives:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
-            self.carriage.reserve(source.kind, busiest)
+            self.carriage.reserve(source.kind, WINDOW * busiest)
 
-    def carrier(self, call: Call, source: Operand) -> Transport:
-        """The transport for the buffers of a call that has been opened."""
-        return self.carriage.transport(source.kind, call.stages, call.someone_stages)
+
+def all_ride(said: list[bytes], mine: bytes) -> bool:
+    """Whether every rank has brought its bytes."""
+    return all(len(item) == len(mine) for item in said)
 
 
 def chunks(nbytes: int) -> int:

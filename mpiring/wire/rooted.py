@@ -15,7 +15,7 @@ from ..plan.programs import RankProgram, rank_program
 from ..plan.schedules import Schedule
 from ..plan.segments import Segments
 from ..plan.verify import verify
-from . import arithmetic
+from . import arithmetic, small
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -27,10 +27,17 @@ from .arrays import (
     needed_for,
 )
 from .calls import Call
-from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .collectives import (
+    DIRECT_BYTES,
+    Collectives,
+    all_ride,
+    chunks,
+    known,
+    program_of,
+)
 from .device_transport import until_done
-from .execute import Position, execute
-from .memory import Memory
+from .execute import Position
+from .memory import Cut
 from .operands import Operand, Target, flat_input, operand, output
 from .transport import Program
 
@@ -50,6 +57,7 @@ def reduce(
     """``op`` over all ranks of ``x``, on the root; see :meth:`mpiring.Ring.reduce`."""
     call = Call("reduce")
     transport = member.transport
+    mine: bytes | None = None
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)
@@ -64,16 +72,19 @@ def reduce(
         pieces = 1 if path is None else path.schedule.segments
         segments = Segments(flat.size, pieces)
 
-        def on_root(segment: int) -> Array | None:
-            return None if target is None else target.flat[segments[segment].slice]
-
-        memory = member.memory(path, source, segments, flat, on_root, op)
+        places = _nowhere if target is None else target.places
+        memory = member.memory(path, source, segments, flat, places, op)
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if target is None else target.flat)
-    yield from member.open(call)
-    if memory is not None:
-        yield from execute(memory, member.carrier(call, source), member.tag, position)
+        mine = member.riding(source, flat, algorithm)
+    said = yield from member.open(call, mine or b"", always=mine is not None)
+    if mine is not None and all_ride(said, mine):
+        if target is not None:
+            kind, dtype = source.kind, source.dtype
+            small.combine(kind, said, op, order, dtype, target.flat, last=root)
+    elif memory is not None:
+        yield from member.execute(memory, call, source, position)
     else:
         assert member.library is not None
         position.phase = "the MPI's reduce"
@@ -158,14 +169,10 @@ def _broadcast(
         return target.done()
     segments = Segments(target.flat.size, path.schedule.segments)
 
-    def everywhere(segment: int) -> Array:
-        return target.flat[segments[segment].slice]
-
-    memory = Memory(
-        kind, path, segments, None, everywhere, "max", source.dtype, member.scratch
-    )
+    memory = member.memory(path, source, segments, None, target.places, "max")
+    assert memory is not None
     member.reserve(call, source, path)
-    yield from execute(memory, member.carrier(call, source), member.tag, position)
+    yield from member.execute(memory, call, source, position)
     result = target.done()
     if x is None:
         yield from until_done(kind)  # no stream of the caller's is known
@@ -204,24 +211,29 @@ def run(
         path = _rank_program(plan, rank, wide)
         segments = _segments_of(plan, source)
         target, flat = _places(plan, rank, source, segments, out)
-        kept = {segment: place for place, segment in enumerate(plan.results(rank))}
+        kept = set(plan.results(rank))
         whole = len(kept) == len(segments)
 
-        def result(segment: int) -> Array | None:
-            if segment not in kept or target is None:
-                return None
-            return target.flat[segments[segment].slice] if whole else target.flat
+        def places(cut: Cut) -> Callable[[int], Array | None]:
+            if target is None:
+                return _nowhere(cut)
+            if whole:
+                return target.places(cut)
+            return lambda segment: (
+                target.flat[cut[segment].within(segments[segment])]
+                if segment in kept
+                else None
+            )
 
-        memory = Memory(
-            source.kind,
+        memory = member.memory(
             path,
+            source,
             segments,
             flat if reduces else None,
-            result,
+            places,
             op if reduces else "max",
-            source.dtype,
-            member.scratch,
         )
+        assert memory is not None
         member.carry(call, source, path, flat if target is None else target.flat)
     yield from member.open(call)
     if not reduces:
@@ -229,7 +241,7 @@ def run(
         mine = target.flat[segments[plan.owned(rank)].slice]
         if not source.kind.same_memory(flat, mine):
             source.kind.copy(flat, mine)
-    yield from execute(memory, member.carrier(call, source), member.tag, position)
+    yield from member.execute(memory, call, source, position)
     return None if target is None else target.done()
 
 
@@ -308,6 +320,11 @@ def _checked_root(call: Call, root: Any, size: int) -> int:
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
         raise ValueError(f"root must be 0 to {size - 1}, got {root!r}")
     return root
+
+
+def _nowhere(cut: Cut) -> Callable[[int], None]:
+    """The places of a rank that keeps no result."""
+    return lambda segment: None
 
 
 # ---- what the ranks say of a broadcast's array ----------------------------------------------------

@@ -96,10 +96,12 @@ def test_out_of_an_immutable_kind_is_refused(comm, ring, library):
     check(library, x, np.full(3, each))
 
 
+@pytest.mark.skipif(not OTHERS, reason="no library but NumPy is installed")
 @pytest.mark.ranks(2, 3)
 def test_ranks_of_different_libraries(comm, ring):
     """NumPy on the last rank; each of the others has the library whose turn it is."""
-    kinds = [OTHERS[r % len(OTHERS)] for r in range(comm.size - 1)]
+    others = OTHERS or (libraries.NUMPY,)
+    kinds = [others[r % len(others)] for r in range(comm.size - 1)]
     kinds.append(libraries.NUMPY)
     mine = kinds[comm.rank]
     values = [random_array("float32", 11, r) for r in range(comm.size)]
@@ -147,6 +149,18 @@ def test_messages(comm, ring, library):
         ring.send(x, right)
     kind = library if library.fills else libraries.NUMPY
     check(kind, room, values[left])
+
+
+def test_the_mpis_own(comm, ring, library):
+    values = [np.arange(9) * 8**r for r in range(comm.size)]
+    x = library.asarray(values[comm.rank])
+    results = [
+        ring.allreduce(x, algorithm="mpi"),
+        ring.allgather(ring.reduce_scatter(x, algorithm="mpi"), algorithm="mpi"),
+        ring.broadcast(library.asarray(sum(values)), algorithm="mpi"),
+    ]
+    for result in results:
+        check(library, result, sum(values))
 
 
 @pytest.mark.ranks(2, 3)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpiring.wire.agree import Opening
-from mpiring.wire.collectives import Collectives
+from mpiring.wire.agree import PAYLOAD_BYTES, Opening
+from mpiring.wire.collectives import WHOLE, Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork, first
 
@@ -20,6 +20,8 @@ class Ranks:
         rendezvous=True,
         message_bytes=1 << 30,
         device_transport="staged",
+        chunk_bytes=WHOLE,
+        small_bytes=-1,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -27,7 +29,12 @@ class Ranks:
         self.network = LocalNetwork(size, choose, rendezvous, message_bytes, **more)
         self.collectives = [
             Collectives(
-                transport, Opening(transport, 1), 2, device_transport=device_transport
+                transport,
+                Opening(transport, 1, max(PAYLOAD_BYTES, small_bytes + 1)),
+                2,
+                small_bytes=small_bytes,
+                device_transport=device_transport,
+                chunk_bytes=chunk_bytes,
             )
             for transport in self.network.transports
         ]
