@@ -254,7 +254,7 @@ def test_an_interrupted_call_breaks_the_ring(comm, monkeypatch):
 
     with monkeypatch.context() as patch:
         if comm.rank == 0:
-            patch.setattr(arithmetic, "fold_in_blocks", interrupt)
+            patch.setattr(arithmetic, "combine", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 ring.allreduce(np.ones(8), algorithm="ring")
         else:
