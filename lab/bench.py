@@ -66,8 +66,8 @@ SHARED = {
 }
 QUICK = {"quick": "allreduce broadcast -b 4Ki -e 64Ki -f 16 --rounds 3 --time 100ms"}
 NETWORK = {
-    "100mbit": "allreduce broadcast -b 8M -e 8M --rounds 5 --time 30s --peers mpi,lecture,copy",
-    "400mbit": "allreduce broadcast -b 16M -e 16M --rounds 5 --time 30s --peers mpi,lecture,copy",
+    "100mbit": "allreduce broadcast -b 8M -e 8M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
+    "400mbit": "allreduce broadcast -b 16M -e 16M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
 }
 QUICK_NETWORK = {"400mbit": "allreduce -b 1M -e 1M --rounds 3 --time 1s --peers mpi"}
 

@@ -49,11 +49,10 @@ ratios in each round: above 1 mpiring is faster.
 NAMES are one name or several, such as sum,max.  The peers (--peers):
   mpi      the MPI's own collective, one call through mpi4py
   sliced   its all-reduce in slices of the length that is fastest here, tried once
+  ring     the ring that Open MPI has, made to be taken on a communicator of its own
   lecture  two loops of Irecv, Send, Wait and Sendrecv in plain mpi4py
   gloo     PyTorch's collectives on CPUs, where torch is installed
   copy     every rank copies the buffer once, at the same time: the limit, no collective
-The MPI's ring cannot be one of them, where it is chosen for the whole job; make it the job's:
-  OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_allreduce_algorithm=4 mpirun ...
 
 16 KiB are 16Ki, 16K are 16000 bytes.  With more ranks than cores, times say little; for Open MPI
 set OMPI_MCA_mpi_yield_when_idle=1 then.  Exit code 1 if a result of mpiring's was wrong.

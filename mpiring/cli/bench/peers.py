@@ -3,6 +3,7 @@
 ===========  ====================================================================================
 ``mpi``      the MPI's own collective, called once through mpi4py
 ``sliced``   the same all-reduce as many calls, in slices of the length that is fastest here
+``ring``     the MPI's own ring (:mod:`~mpiring.cli.bench.forced`), if it is Open MPI
 ``lecture``  the lecture's loops (:mod:`~mpiring.cli.bench.lecture`)
 ``gloo``     PyTorch's collectives on CPUs, if torch is installed
 ``copy``     no collective: every rank copies the buffer once, all at the same time; the limit
@@ -12,14 +13,12 @@ Rules: all get buffers in ordinary memory, contiguous and touched, and may prepa
 counts.  Who cannot do a task is left out, with the reason; nobody is measured at half of it.  Who cannot average or
 has no form out of place does what its user would do: divides afterwards, copies before.
 
-Two peers are not here.  A ring that the MPI is forced to take: Open MPI reads ``coll_tuned_allreduce_algorithm`` when
-the job starts and for all of it, so that the same run could not have both; set it for a run of its own and its
-figures are those of ``mpi``.  NCCL: it knows memory of GPUs only.
+NCCL is not here: it knows memory of GPUs only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -275,29 +274,28 @@ class Copy:
         return lambda: np.copyto(buffers.got, buffers.given)
 
 
+Start = Callable[["MPI.Intracomm"], "tuple[Peer | None, str]"]
+
+
 def find_peers(
-    names: tuple[str, ...],
-    comm: MPI.Intracomm,
-    mpi: str,
-    start_gloo: Callable[[MPI.Intracomm], tuple[Peer | None, str]],
+    names: tuple[str, ...], comm: MPI.Intracomm, mpi: str, starts: Mapping[str, Start]
 ) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The peers of these names, and why one of them is not here.
+    """The peers of these names, and why one of them is not here; collective.
 
     Args:
         mpi: what the MPI is called.
-        start_gloo: collective over ``comm``; gives gloo, or None and the reason.
+        starts: for those that may be missing what gives them, or None and the reason; collective over ``comm``.
     """
     found: dict[str, Peer] = {}
     missing: dict[str, str] = {}
     for name in names:
-        if name == "gloo":
-            gloo, why = start_gloo(comm)
-            if gloo is None:
-                missing[name] = why
-            else:
-                found[name] = gloo
+        peer, why = (
+            starts[name](comm) if name in starts else (_make(name, comm, mpi), "")
+        )
+        if peer is None:
+            missing[name] = why
         else:
-            found[name] = _make(name, comm, mpi)
+            found[name] = peer
     return found, missing
 
 

@@ -13,6 +13,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "mpiring": {"color": "tab:blue", "linewidth": 2.4, "marker": "o", "zorder": 5},
     "mpi": {"color": "tab:red", "marker": "s"},
     "sliced": {"color": "tab:orange", "marker": "D"},
+    "ring": {"color": "tab:brown", "marker": "x"},
     "lecture": {"color": "tab:green", "marker": "^"},
     "gloo": {"color": "tab:purple", "marker": "v"},
     "copy": {"color": "black", "linestyle": "--"},

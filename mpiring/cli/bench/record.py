@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiring import __version__
+from mpiring.wire.loaded import find_library
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -94,41 +94,17 @@ def settings(environment: Mapping[str, str], mpi: str) -> dict[str, str]:
     }
 
 
-def library_name(text: str) -> str:
-    """What an MPI calls itself, in a few words.
-
-    >>> library_name("Open MPI v5.0.11, package: Open MPI root@x, ident: 5.0.11")
-    'Open MPI v5.0.11'
-    >>> library_name("MPICH Version:      5.0.2\\nMPICH Release date: unreleased")
-    'MPICH 5.0.2'
-    >>> library_name("Intel(R) MPI Library 2021.18 for Linux* OS\\n")
-    'Intel(R) MPI Library 2021.18'
-    """
-    first = text.strip("\0 \n").splitlines()[0].split(",")[0]
-    words = first.replace("Version:", "").partition(" for ")[0].split()
-    return " ".join(words)
-
-
-def family(name: str) -> str:
-    """The name without its version.
-
-    >>> [family(name) for name in ("Open MPI v5.0.11", "MPICH 5.0.2", "Intel(R) MPI Library 2021.18")]
-    ['Open MPI', 'MPICH', 'Intel MPI']
-    """
-    return re.sub(r"\(R\)| Library| v?\d\S*", "", name)
-
-
 def about(comm: MPI.Intracomm) -> dict[str, Any]:
     """All of it; collective."""
     from mpi4py import MPI
 
     hosts = comm.allgather(MPI.Get_processor_name())
-    mpi = library_name(MPI.Get_library_version())
+    library = find_library()
     return {
         "machine": machine(),
-        "mpi": mpi,
+        "mpi": library.name,
         "versions": versions(),
-        "settings": settings(os.environ, family(mpi)),
+        "settings": settings(os.environ, library.family),
         "ranks": comm.size,
         "hosts": len(set(hosts)),
         "command": " ".join(["mpirun", "-n", str(comm.size), "mpiring", *sys.argv[1:]]),

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mpiring
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.quantities import size_text
+from mpiring.wire.loaded import find_library
 
-from . import gloo, ours, record, table
+from . import forced, gloo, ours, record, table
 from .inputs import Numbers, as_dtype
 from .measure import LONG, OURS, Clock, Row, cases_of, find_slice, measure, ratios
 from .peers import Peer, Sliced, find_peers
@@ -42,8 +43,9 @@ def bench(comm: MPI.Intracomm, settings: Settings) -> int:
     if told:
         raise UsageError(told)
     about = record.about(comm) | {"load_at_start": record.load()}
-    name = record.family(about["mpi"])
-    peers, left_out = find_peers(settings.peers, comm, name, gloo.start)
+    starts = {"gloo": gloo.start, "ring": forced.start}
+    family = find_library().family
+    peers, left_out = find_peers(settings.peers, comm, family, starts)
     try:
         with (
             mpiring.Ring(comm) as ring,

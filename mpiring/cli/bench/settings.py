@@ -20,7 +20,7 @@ ROOTED = ("broadcast", "reduce")
 NAMES_OF_DTYPES = tuple(sorted(DTYPES))
 MEMORIES = ("ordinary", "shared")
 ORDERS = ("ring", "rank")
-PEER_NAMES = ("mpi", "sliced", "lecture", "gloo", "copy")
+PEER_NAMES = ("mpi", "sliced", "ring", "lecture", "gloo", "copy")
 LEAST_ROUNDS = 3  # a median of fewer says nothing
 
 

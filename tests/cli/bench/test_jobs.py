@@ -13,7 +13,7 @@ import pytest
 from mpiring.cli.bench.settings import PEER_NAMES
 from mpiring.plan import COLLECTIVES
 
-from launch import launch
+from launch import find_mpi, launch
 
 PROGRAM = ["-m", "mpiring", "bench"]
 TINY = ["-b", "1000", "-e", "1000", "--rounds", "3", "--time", "10ms"]
@@ -38,7 +38,7 @@ def figures(size, *words, folder, more="", status=0):
 @pytest.mark.smoke
 def test_everything_at_once_on_three_ranks(tmp_path):
     words = ["all", *TINY, "--dtype", "float32,uint8", "--op", "sum,max"]
-    words += ["--peers", "mpi,lecture,copy"]
+    words += ["--peers", "mpi,ring,lecture,copy"]
     found, told = figures(3, *words, folder=tmp_path)
     assert {row["collective"] for row in found["rows"]} == set(COLLECTIVES)
     kind = ("who", "collective", "dtype", "op", "in_place")
@@ -82,6 +82,36 @@ def test_halves_averages_and_slices_on_two_ranks(tmp_path):
     ratio = {(each["who"], each["nbytes"]) for each in found["ratios"]}
     assert ("mpi", 128_000) in ratio and ("copy", 1000) in ratio
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+RINGS = """
+import numpy as np
+from mpi4py import MPI
+from mpiring.cli.bench import forced
+comm = MPI.COMM_WORLD
+before, (peer, why), after = comm.Dup(), forced.start(comm), comm.Dup()
+if peer is None:
+    print(why)
+else:
+    x = np.random.default_rng(comm.rank).standard_normal(100_001).astype(np.float32)
+    results = []
+    for each in (before, after, peer.comm):
+        results.append(np.empty_like(x))
+        each.Allreduce(x, results[-1])
+    same, other = (int((results[0] != result).sum()) for result in results[1:])
+    print(same, other)
+"""
+
+
+def test_open_mpis_ring_is_forced_on_one_communicator_alone():
+    told = set(launch(4, ["-c", RINGS]).check().stdout.splitlines())
+    if find_mpi().name != "openmpi":
+        assert len(told) == 1 and "only of Open MPI a way is known" in told.pop()
+        return
+    # Four floats in another order: a third of the sums have other bits.
+    (counted,) = told
+    same, other = map(int, counted.split())
+    assert same == 0 and other > 10_000
 
 
 WRONG = """
