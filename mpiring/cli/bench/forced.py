@@ -1,9 +1,9 @@
 """The ring of Open MPI as a peer: a communicator on which its all-reduce is that ring, whatever it would choose itself.
 
 Theory: which algorithm Open MPI takes is said by variables of its component ``tuned``.  They are usually set for a
-whole job, from outside; but a communicator reads them when it is made, and MPI's tool interface (``MPI_T``, chapter 15 of the
-standard) may write them before.  So they are written, a communicator is made, and they are put back: it alone has the
-ring.  mpi4py has no ``MPI_T``, so the library is asked through ctypes.
+whole job, from outside; but a communicator reads them when it is made, and MPI's tool interface (``MPI_T``, chapter 15
+of the standard) may write them before.  So they are written, a communicator is made, and they are put back: it alone
+has the ring.  mpi4py has no ``MPI_T``, so the library is asked through ctypes.
 
 MPICH and Intel MPI are left out: of them no such way is known here.
 """
