@@ -8,6 +8,7 @@ what arrives is not allocated anew in each call.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from mpiring.plan import Segments
 
 from .inputs import Array
+from .task import Buffers, Call, Task
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -75,3 +77,38 @@ class Loops:
                 recvbuf=segment_recv.view(np.uint8),
                 source=left,
             )
+
+
+@dataclass
+class Lecture:
+    """The loops as a peer."""
+
+    comm: MPI.Intracomm
+    name: str = "lecture's loops"
+
+    def cannot(self, task: Task) -> str:
+        """Why they cannot do the task; empty if they can."""
+        known = ("allreduce", "reduce_scatter", "allgather")
+        return "" if task.collective in known else f"it has no {task.collective}"
+
+    def prepare(self, buffers: Buffers, in_place: bool) -> Call:
+        """The call to be timed."""
+        task, got, mine = buffers.task, buffers.got, buffers.task.mine
+        loops = Loops(self.comm, task.segments, task.numbers.dtype, task.op)
+        target = got[mine] if task.collective == "reduce_scatter" else got
+        # As in the lecture, the input is copied to the output first.
+        part = mine if task.collective == "allgather" else slice(None)
+        to, given = got[part], buffers.given[part]
+
+        def call() -> Array:
+            if not in_place:
+                np.copyto(to, given)
+            if task.op is not None:
+                loops.reduce_scatter(got)
+                if task.op == "avg":
+                    np.divide(got[mine], task.size, out=got[mine])
+            if task.collective != "reduce_scatter":
+                loops.allgather(got)
+            return target
+
+        return call

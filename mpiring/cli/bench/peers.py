@@ -29,7 +29,7 @@ from mpiring.plan.segments import pieces
 from mpiring.wire.arithmetic import HALVES
 
 from .inputs import Array
-from .lecture import Loops
+from .lecture import Lecture
 from .task import ROOT, Buffers, Call, Task
 
 if TYPE_CHECKING:
@@ -224,39 +224,6 @@ class Sliced(Mpi):
             for source, room in pairs:
                 self.comm.Allreduce(source, room, op)
             return got
-
-        return call
-
-
-@dataclass
-class Lecture:
-    """The lecture's loops."""
-
-    comm: MPI.Intracomm
-    name: str = "lecture's loops"
-
-    def cannot(self, task: Task) -> str:
-        known = ("allreduce", "reduce_scatter", "allgather")
-        return "" if task.collective in known else f"it has no {task.collective}"
-
-    def prepare(self, buffers: Buffers, in_place: bool) -> Call:
-        task, got, mine = buffers.task, buffers.got, buffers.task.mine
-        loops = Loops(self.comm, task.segments, task.numbers.dtype, task.op)
-        target = got[mine] if task.collective == "reduce_scatter" else got
-        # As in the lecture, the input is copied to the output first.
-        part = mine if task.collective == "allgather" else slice(None)
-        to, given = got[part], buffers.given[part]
-
-        def call() -> Array:
-            if not in_place:
-                np.copyto(to, given)
-            if task.op is not None:
-                loops.reduce_scatter(got)
-                if task.op == "avg":
-                    np.divide(got[mine], task.size, out=got[mine])
-            if task.collective != "reduce_scatter":
-                loops.allgather(got)
-            return target
 
         return call
 
