@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-network test-gpu lecture lint clean
+.PHONY: help demo test test-all test-network test-gpu bench lecture lint clean
 
 SETUP := setup.cfg pyproject.toml
 OTHERS := mpich impi
@@ -22,6 +22,7 @@ help:
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
 	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 25 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
+	@echo 'make bench         the benchmark on all three MPIs, and as root between four hosts; about 30 minutes'
 	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
 	@echo 'make test-gpu      tests on a GPU, and the trial of an MPI that takes its memory; needs an NVIDIA GPU; 10 minutes'
 	@echo 'make lint          black, isort, flake8, mypy; 1 minute'
@@ -78,6 +79,10 @@ endef
 test-network: .root-is-here .venv/.has-test
 	$(call say,tests between hosts made of network namespaces; about 2 minutes)
 	.venv/bin/python -m pytest tests/network
+
+bench: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
+	$(call say,mpiring and its peers on three MPIs; about 30 minutes$(comma) BENCH=--quick for a minute)
+	.venv/bin/python lab/bench.py --environments .venv $(OTHERS:%=.venv-%) $(BENCH)
 
 lecture: .root-is-here .venv/.has-test
 	$(call say,the formulas of the lecture against a network; about 10 minutes$(comma) LECTURE=--quick for half a minute)

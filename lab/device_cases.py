@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpiring
+from mpiring.cli.bench.inputs import as_dtype
 
 Array = Any
 
@@ -92,15 +93,6 @@ class Buffers:
     def synchronize(self) -> None:
         """Wait for the current stream."""
         self.cupy.cuda.get_current_stream().synchronize()
-
-
-def as_dtype(name: str) -> Any:
-    """The dtype of that name."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def different(found: Array, expected: Array) -> int:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from mpiring.cli.bench import table
+
 import device_cases
 import report
 
@@ -69,7 +71,4 @@ def figures(row: Row | None, factor: float) -> list[str]:
     """
     if row is None:
         return ["-"] * 4
-    seconds = statistics.median(row["seconds"])
-    algbw = row["nbytes"] / seconds / 1e9
-    busbw = f"{algbw * factor:.2f}" if factor else "-"
-    return [f"{seconds * 1e6:.1f}", f"{algbw:.2f}", busbw, str(row["wrong"])]
+    return table.figures(row["nbytes"], row["seconds"], row["wrong"], factor)

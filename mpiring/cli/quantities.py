@@ -132,3 +132,15 @@ def argument(read: Callable[[str], float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return checked
+
+
+def size_text(nbytes: int) -> str:
+    """The size of a buffer in memory, in powers of 1024 where it is a whole number of them.
+
+    >>> size_text(4096), size_text(64 << 20), size_text(1000), size_text(8_000_000), size_text(3 << 19)
+    ('4 KiB', '64 MiB', '1000 B', '8 MB', '1536 KiB')
+    """
+    for prefix, bits in (("G", 30), ("M", 20), ("K", 10)):
+        if nbytes >= 1 << bits and nbytes % (1 << bits) == 0:
+            return f"{nbytes >> bits} {prefix}iB"
+    return f"{nbytes} B" if nbytes < 10_000 else bytes_text(nbytes)

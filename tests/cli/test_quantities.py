@@ -21,7 +21,7 @@ from mpiring.cli.quantities import (
 
 def test_examples_in_docstrings():
     result = doctest.testmod(quantities)
-    assert result.failed == 0 and result.attempted == 6
+    assert result.failed == 0 and result.attempted == 7
 
 
 @pytest.mark.parametrize(
