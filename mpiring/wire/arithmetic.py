@@ -38,6 +38,7 @@ DTYPES = _INTEGERS | HALVES | _COMPLEX | {"bool", "float32", "float64"}
 # Elements folded at a time on the host: 32 Ki of float32 are 128 KiB, which stay in a core's L2 cache
 # together with the operands' pieces.
 _BLOCK = 1 << 15
+_FUSED_BYTES = 128 << 10  # of each operand, where a block goes on to several outputs
 
 
 def check_op(op: str, dtype: str) -> None:
@@ -115,6 +116,53 @@ def fold_in_blocks(xp: Any, op: str, operands: Sequence[Array], out: Array) -> N
         part = block[: piece.length]
         fold(xp, op, [operand[piece.slice] for operand in operands], part)
         out[piece.slice] = part
+
+
+def fold_to_all(
+    xp: Any,
+    op: str,
+    size: int,
+    operands: Sequence[Array],
+    outs: Sequence[Array],
+    wide: Any,
+) -> None:
+    """``out = finish((operands[0] op operands[1]) op ...)`` for each of ``outs``, in one pass over host memory.
+
+    Block by block, so that a block stays in the core's cache until it is combined, finished and stored to all.
+
+    Args:
+        size: what an average divides by.
+        operands: one or more, of the dtype of the outputs.
+        outs: one or more; each may be one of the operands.
+        wide: the dtype in which partial results are kept.
+    """
+    ufunc = getattr(xp, _UFUNC[op])
+    out, *others = outs
+    is_wide = out.dtype != wide
+    differs = _differs_in_place(op, out)
+    step = max(1, _FUSED_BYTES // wide.itemsize)
+    block = xp.empty(min(step, out.size), wide)
+    for piece in pieces(out.size, step):
+        here = piece.slice
+        result = out[here]
+        kept = block[: piece.length]
+        value = operands[0][here]
+        for turn, operand in enumerate(operands[1:], 2):
+            # An output may be an operand: nothing is written there before the last one is read.
+            place = kept if is_wide or turn < len(operands) else result
+            right = operand[here]
+            if is_wide:
+                value, right = _in_dtype_of(kept, value), _in_dtype_of(kept, right)
+            if differs:
+                value = ufunc(value, right)
+            else:
+                value = ufunc(value, right, out=place)
+        if is_wide and value.dtype != wide:
+            value = _in_dtype_of(kept, value)
+        if op == "avg" or value is not result:
+            finish(xp, op, size, value, result)
+        for other in others:
+            other[here] = result
 
 
 def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:

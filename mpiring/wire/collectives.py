@@ -24,15 +24,16 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic
+from . import arithmetic, fused
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
-from .calls import Call, difference
+from .calls import Call, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Memory, Scratch
 from .operands import Operand, checked_output, flat_input, operand, output
+from .shared import place_of
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
@@ -45,9 +46,6 @@ _MOST_CHUNKS = 1024
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
-
-# A payload begins with whether its rank stages device memory.
-_STAGES = (b"\0", b"\1")
 
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
@@ -62,6 +60,8 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        node: gives the ranks that may share memory with this one, itself among them: collective the first time.
+            None: there are none.
     """
 
     def __init__(
@@ -73,8 +73,10 @@ class Collectives:
         check: bool = True,
         library: Library | None = None,
         device_transport: str = "staged",
+        node: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self.transport = transport
+        self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self._opening = opening
@@ -99,21 +101,39 @@ class Collectives:
             def everywhere(segment: int) -> Array:
                 return target.flat[segments[segment].slice]
 
-            memory = self.memory(path, source, segments, flat, everywhere, op)
+            def in_messages() -> Memory | None:
+                return self.memory(path, source, segments, flat, everywhere, op)
+
+            share(call, source.kind, flat, target.flat)
+            memory = None if all(call.places) else in_messages()
             self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None and wide != source.dtype:
+            if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        yield from self.open(call)
-        if memory is None:
+        yield from self.open(call, always=all(call.places))
+        xs, outs = call.places_of_all(self.transport.size)
+        if self.is_shared(call, flat.size, xs, outs):
+            position.phase = "node-shared allreduce"
+            counts = [flat.size] * len(xs)
+            fused.allreduce(
+                self.transport.rank,
+                source.kind,
+                op,
+                order,
+                fused.reach(xs, counts, source.dtype),
+                fused.reach(outs, counts, source.dtype),
+            )
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif path is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
             total[...] = flat
             yield from self.library["allreduce"](total, op, wide)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
             yield from execute(memory, self.carrier(call, source), self.tag, position)
         return target.done()
 
@@ -133,11 +153,15 @@ class Collectives:
             def at_home(segment: int) -> Array | None:
                 return target.flat if segment == self.transport.rank else None
 
-            memory = self.memory(path, source, segments, flat, at_home, op)
+            def in_messages() -> Memory | None:
+                return self.memory(path, source, segments, flat, at_home, op)
+
+            share(call, source.kind, flat)
+            memory = None if any(call.places) else in_messages()
             self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
-            if memory is None:
+            if path is None:
                 narrow, widens = flat, wide != source.dtype
                 if widens:
                     flat = source.kind.empty(narrow.size, wide)
@@ -145,14 +169,22 @@ class Collectives:
                 # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
                 if widens or total.size == 0 or source.kind.overlaps(flat, total):
                     total = source.kind.empty(mine.length, wide)
-        yield from self.open(call)
-        if memory is None:
+        yield from self.open(call, always=any(call.places))
+        xs, _ = call.places_of_all(self.transport.size)
+        if self.is_shared(call, flat.size, xs):
+            position.phase = "node-shared reduce_scatter"
+            arrays = fused.reach(xs, [flat.size] * len(xs), source.dtype)
+            rank, kind = self.transport.rank, source.kind
+            fused.reduce_scatter(rank, kind, op, order, arrays, target.flat)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif path is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
             counts = [segment.length for segment in segments]
             yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
             yield from execute(memory, self.carrier(call, source), self.tag, position)
         return target.done()
 
@@ -172,10 +204,17 @@ class Collectives:
                 ("trailing dimensions", str(list(trailing))),
                 ("algorithm", str(algorithm)),
             )
-            known("algorithm", algorithm, ("auto", "mpi", *algorithms("allgather")))
+            known(
+                "algorithm",
+                algorithm,
+                ("auto", "shared", "mpi", *algorithms("allgather")),
+            )
             self.need_library(algorithm, source.kind)
+            call.must_share = algorithm == "shared"
+            call.may_share = algorithm in ("auto", "shared")
             self.carry(call, source, None)
             given = -1
+            share(call, source.kind, source.array)
             if out is not None:
                 wanted = checked_output(source, out)
                 self.carry(call, source, None, wanted)
@@ -187,6 +226,9 @@ class Collectives:
                         f"{', '.join(map(str, trailing))}) with x of shape {source.array.shape}"
                     )
                 given = len(wanted)
+                if source.kind.overlaps(source.array, wanted):
+                    # In place or not: that shows when the lengths are known.
+                    share(call, source.kind, source.array, wanted)
             length = source.array.shape[0] if source.array.ndim else 1
             payload = struct.pack("<qq", length, given)
         # Even unchecked, the lengths must be known.
@@ -201,10 +243,15 @@ class Collectives:
                 )
         width = source.array.size // length if length else prod(trailing)
         itemsize = source.kind.itemsize(source.dtype)
+        segments = Segments.of_lengths([n * width for n in lengths])
+        xs, overlapped = call.places_of_all(size)
+        starts = [segment.start * itemsize for segment in segments]
+        is_shared = self.is_shared(
+            call, total * width, fused.unless_written(xs, overlapped, starts)
+        )
         path: RankProgram | None = None
         with call.local():
             target = output(source, out, (total, *trailing))
-            segments = Segments.of_lengths([n * width for n in lengths])
             mine = target.flat[segments[rank].slice]
             flat = source.kind.flat(source.array)
             if not source.kind.same_memory(flat, mine):
@@ -214,13 +261,21 @@ class Collectives:
             def everywhere(segment: int) -> Array:
                 return target.flat[segments[segment].slice]
 
-            if algorithm != "mpi":
-                name = "ring" if algorithm == "auto" else algorithm
+            if algorithm != "mpi" and not is_shared:
+                name = "ring" if call.may_share else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
             memory = self.memory(path, source, segments, None, everywhere, "max")
             self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
-        if memory is None:
+        if is_shared:
+            position.phase = "node-shared allgather"
+            counts = [segment.length for segment in segments]
+            arrays = fused.reach(xs, counts, source.dtype)
+            for other in range(1, size):  # each begins with another one
+                other = (rank + other) % size
+                source.kind.copy(arrays[other], everywhere(other))
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif memory is None:
             assert self.library is not None
             position.phase = "the MPI's allgather"
             counts = [segment.length * itemsize for segment in segments]
@@ -264,10 +319,10 @@ class Collectives:
             if call.failure is not None:
                 raise call.take_failure()
             return []
-        if call.stages or payload:
-            payload = _STAGES[call.stages] + payload
         summary, payloads = yield from self._opening.exchange(
-            call.text(), call.failure_text(self.transport.rank), payload
+            call.text(),
+            call.failure_text(self.transport.rank),
+            with_facts(call, payload),
         )
         # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
         if summary.failure is not None:
@@ -275,8 +330,10 @@ class Collectives:
         if summary.other is not None:
             raise difference(summary)
         if any(payloads):
-            call.someone_stages = any(said[:1] == _STAGES[True] for said in payloads)
-            payloads = [said[1:] for said in payloads]
+            stages, places, payloads = map(list, zip(*map(facts_of, payloads)))
+            call.someone_stages = any(stages)
+            if any(map(any, places)):
+                call.all_places = places
         return payloads
 
     def settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
@@ -290,6 +347,41 @@ class Collectives:
         elif call.failure is not None:
             position.phase = "taking memory for the result"
             raise call.take_failure()
+
+    # ---- node-shared memory -----------------------------------------------------------------------
+
+    def is_shared(self, call: Call, count: int, *arrays: fused.Places) -> bool:
+        """Whether a call that has been opened moves no data by message: the same on every rank.
+
+        Args:
+            call: what was asked for.
+            count: elements; where there are none, any path is as good.
+            arrays: for each input or output that the others touch, the ranks' places.
+
+        Raises:
+            ValueError: if it was asked to, and cannot.
+        """
+        if fused.are_shared(*arrays):
+            return True
+        if call.must_share and count and self.transport.size > 1:
+            raise ValueError(fused.why_not(call.name, arrays))
+        return False
+
+    def sure(
+        self,
+        call: Call,
+        memory: Memory | None,
+        make: Callable[[], Memory | None],
+        flat: Array,
+        position: Position,
+    ) -> Program[Memory]:
+        """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
+        if call.all_places:
+            with call.local():
+                memory = memory or make()
+            yield from self.settle(call, flat.nbytes, position)
+        assert memory is not None
+        return memory
 
     # ---- their common parts -----------------------------------------------------------------------
 
@@ -312,13 +404,15 @@ class Collectives:
         )
         arithmetic.check_op(op, source.dtype)
         known("order", order, ("ring", "rank"))
-        known("algorithm", algorithm, ("auto", "mpi", *algorithms(call.name)))
+        known("algorithm", algorithm, ("auto", "shared", "mpi", *algorithms(call.name)))
         self.need_library(algorithm, source.kind)
         if algorithm == "mpi":
             return None
+        call.must_share = algorithm == "shared"
+        call.may_share = algorithm in ("auto", "shared")
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
-        if algorithm == "auto":
+        if call.may_share:  # and cannot
             # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
             small = nbytes <= DIRECT_BYTES
             algorithm = "direct" if small or wide or order == "rank" else "ring"
@@ -375,6 +469,16 @@ class Collectives:
     def carrier(self, call: Call, source: Operand) -> Transport:
         """The transport for the buffers of a call that has been opened."""
         return self.carriage.transport(source.kind, call.stages, call.someone_stages)
+
+
+def share(call: Call, kind: Kind, *arrays: Array) -> None:
+    """Take note of where the input, and the output if others write it, are in node-shared memory: of both or none."""
+    if call.may_share and all(map(kind.is_flat, arrays)):
+        places = [place_of(kind, array) for array in arrays]
+        if all(places):
+            call.places = places[0], (places[1] if len(places) > 1 else None)
+            return
+    call.places = (None, None)
 
 
 def chunks(nbytes: int) -> int:

@@ -15,7 +15,7 @@ from ..plan.programs import RankProgram, rank_program
 from ..plan.schedules import Schedule
 from ..plan.segments import Segments
 from ..plan.verify import verify
-from . import arithmetic
+from . import arithmetic, fused
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -27,14 +27,22 @@ from .arrays import (
     needed_for,
 )
 from .calls import Call
-from .collectives import DIRECT_BYTES, Collectives, chunks, known, program_of
+from .collectives import (
+    DIRECT_BYTES,
+    Collectives,
+    chunks,
+    known,
+    program_of,
+    share,
+)
 from .device_transport import until_done
 from .execute import Position, execute
 from .memory import Memory
 from .operands import Operand, Target, flat_input, operand, output
+from .shared import place_of
 from .transport import Program
 
-BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "mpi")
+BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "shared", "mpi")
 
 
 def reduce(
@@ -67,12 +75,32 @@ def reduce(
         def on_root(segment: int) -> Array | None:
             return None if target is None else target.flat[segments[segment].slice]
 
-        memory = member.memory(path, source, segments, flat, on_root, op)
+        def in_messages() -> Memory | None:
+            return member.memory(path, source, segments, flat, on_root, op)
+
+        share(call, source.kind, flat)
+        if target is not None and any(call.places):
+            call.places = call.places[0], place_of(source.kind, target.flat)
+        memory = None if any(call.places) else in_messages()
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if target is None else target.flat)
-    yield from member.open(call)
-    if memory is not None:
+    yield from member.open(call, always=any(call.places))
+    xs, outs = call.places_of_all(transport.size)
+    if member.is_shared(call, flat.size, xs):
+        position.phase = "node-shared reduce"
+        counts = [flat.size] * len(xs)
+        place = None if target is None else target.flat
+        everyone = fused.are_shared([*xs, outs[root]])
+        if everyone:
+            place = fused.reach([outs[root]], counts, source.dtype)[0]
+        arrays = fused.reach(xs, counts, source.dtype)
+        fused.reduce(
+            transport.rank, source.kind, op, order, arrays, root, place, everyone
+        )
+        yield from fused.closing_exchange(transport, member.tag, position)
+    elif path is not None:
+        memory = yield from member.sure(call, memory, in_messages, flat, position)
         yield from execute(memory, member.carrier(call, source), member.tag, position)
     else:
         assert member.library is not None
@@ -94,12 +122,14 @@ def broadcast(
         call.fields = (("algorithm", str(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
+        call.must_share = algorithm == "shared"
+        call.may_share = algorithm in ("auto", "shared")
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
         if name == "mpi":
             return None
-        if name == "auto":
+        if call.may_share:  # and cannot
             is_small = nbytes <= DIRECT_BYTES and size <= 8
             name = "direct" if is_small else "pipelined"
         pieces = chunks(nbytes)
@@ -117,7 +147,7 @@ def _broadcast(
     position: Position,
 ) -> Program[Array]:
     """A broadcast whose path follows from the bytes; None is the MPI's own."""
-    transport = member.transport
+    transport, size = member.transport, member.transport.size
     said = _no_array()
     with call.local():
         is_root = _checked_root(call, root, transport.size) == transport.rank
@@ -131,6 +161,8 @@ def _broadcast(
                     "x is read-only or its elements share memory, and it would be filled; "
                     "pass a writeable array, or None off the root"
                 )
+            if is_root or is_filled:
+                share(call, source.kind, source.array)
         elif is_root:
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
@@ -150,6 +182,14 @@ def _broadcast(
         if is_root:
             source.kind.copy(source.kind.flat(source.array), target.flat)
     kind = source.kind
+    xs, _ = call.places_of_all(size)
+    if member.is_shared(call, target.flat.size, xs):
+        position.phase = "node-shared broadcast"
+        of_root = fused.reach([xs[root]], [target.flat.size], source.dtype)[0]
+        if not is_root:
+            source.kind.copy(of_root, target.flat)
+        yield from fused.closing_exchange(transport, member.tag, position)
+        return target.done()
     path = choose(target.flat.size * kind.itemsize(source.dtype))
     if path is None:
         assert member.library is not None

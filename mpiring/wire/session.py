@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -24,8 +24,10 @@ from .collectives import Collectives
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .shared import Backing, empty
 from .transport import Program, together
 
+T = TypeVar("T")
 Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
 
 
@@ -82,8 +84,9 @@ class Session:
             [device_support.decode(item) for item in said]
         )
         transport = self.device_transport.transport
+        node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
-            _member(lease.comm, check, members, place, message_bytes, transport)
+            _member(lease.comm, check, members, place, message_bytes, transport, node)
             for place in range(members)
         ]
         self._operations.members = members
@@ -147,6 +150,21 @@ class Session:
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
+
+    def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
+        """An array for each member, in memory that all ranks of its node reach."""
+        backings: list[Backing] = []
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return empty(member, shape, dtype, at, backings.append)
+
+        count = len(self.members)
+        nothing = None if count == 1 else [None] * count
+        try:
+            return self.collective("empty", body, nothing, None, False, timeout)
+        finally:
+            for backing in backings:
+                backing.close()
 
     # ---- messages ---------------------------------------------------------------------------------
 
@@ -215,6 +233,7 @@ def _member(
     place: int = 0,
     message_bytes: int = 1 << 30,
     device_transport: str = "staged",
+    node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
     opening = Opening(transport, mpi.TAG_OPEN)
@@ -226,7 +245,20 @@ def _member(
         check=check,
         library=library,
         device_transport=device_transport,
+        node=node,
     )
+
+
+def _once(function: Callable[[], T]) -> Callable[[], T]:
+    """A function that gives again what it gave the first time."""
+    given: list[T] = []
+
+    def first_time() -> T:
+        if not given:
+            given.append(function())
+        return given[0]
+
+    return first_time
 
 
 def _per_member(what: str, given: Any, members: int) -> list[Any]:

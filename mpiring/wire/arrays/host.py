@@ -152,6 +152,14 @@ class Kind:
         with np.errstate(all="ignore"):
             arithmetic.fold_in_blocks(np, op, operands, out)
 
+    def fold_to_all(
+        self, op: str, size: int, operands: Sequence[Array], outs: Sequence[Array]
+    ) -> None:
+        """:meth:`fold` and :meth:`finish` in one pass, into each of ``outs``; each may be one of the operands."""
+        wide = as_dtype(arithmetic.accumulator(op, self.dtype_name(outs[0])))
+        with np.errstate(all="ignore"):
+            arithmetic.fold_to_all(np, op, size, operands, outs, wide)
+
     def finish(self, op: str, size: int, value: Array, out: Array) -> None:
         """Divide by ``size`` (average) and round to ``out``'s dtype; ``out`` may be ``value``."""
         with np.errstate(all="ignore"):
