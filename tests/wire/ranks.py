@@ -11,7 +11,10 @@ from wire.interleaving import chooser
 
 
 class Ranks:
-    """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one."""
+    """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
+
+    ``node(rank)`` are the ranks that the MPI would say share memory with that one.
+    """
 
     def __init__(
         self,
@@ -20,6 +23,7 @@ class Ranks:
         rendezvous=True,
         message_bytes=1 << 30,
         device_transport="staged",
+        node=None,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -27,9 +31,13 @@ class Ranks:
         self.network = LocalNetwork(size, choose, rendezvous, message_bytes, **more)
         self.collectives = [
             Collectives(
-                transport, Opening(transport, 1), 2, device_transport=device_transport
+                transport,
+                Opening(transport, 1),
+                2,
+                device_transport=device_transport,
+                node=node and (lambda rank=rank: node(rank)),
             )
-            for transport in self.network.transports
+            for rank, transport in enumerate(self.network.transports)
         ]
 
     def run(self, program):
