@@ -204,11 +204,7 @@ class Collectives:
                 ("trailing dimensions", str(list(trailing))),
                 ("algorithm", str(algorithm)),
             )
-            known(
-                "algorithm",
-                algorithm,
-                ("auto", "shared", "mpi", *algorithms("allgather")),
-            )
+            known("algorithm", algorithm, names_of("allgather"))
             self.need_library(algorithm, source.kind)
             call.must_share = algorithm == "shared"
             call.may_share = algorithm in ("auto", "shared")
@@ -502,6 +498,12 @@ def program_of(
         collective, size, algorithm=algorithm, order=order, root=root, segments=segments
     )
     return rank_program(plan, rank, wide=wide)
+
+
+@lru_cache(maxsize=16)
+def names_of(collective: str) -> tuple[str, ...]:
+    """What ``algorithm`` may be for a collective."""
+    return ("auto", "shared", "mpi", *algorithms(collective))
 
 
 def known(what: str, value: Any, names: tuple[str, ...]) -> None:
