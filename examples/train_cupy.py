@@ -15,11 +15,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from mpi4py import MPI
+import mpiring
 
-import job
-import train_digits  # first: it tells NumPy to leave the cores to the ranks
-from train_digits import Workers
+CHOSEN = mpiring.choose_device()  # before MPI: one that takes device memory starts CUDA
+
+from mpi4py import MPI  # noqa: E402
+
+import job  # noqa: E402
+import train_digits  # noqa: E402
+from train_digits import Workers  # noqa: E402
 
 
 def main() -> int:
@@ -44,16 +48,11 @@ def choose_workers(comm: MPI.Intracomm) -> Workers:
             why = problems[lacking[0]]
             print(f"{why}{who}, so NumPy trains on the CPU", flush=True)
         return Workers(train_digits.np, job.cores(comm), "core")
-    neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    place = neighbours.rank
-    neighbours.Free()
-    device = cupy.cuda.Device(place % cupy.cuda.runtime.getDeviceCount())
-    device.use()
-    every = comm.allgather((MPI.Get_processor_name(), device.id))
+    cards = comm.allgather((MPI.Get_processor_name(), CHOSEN))
     if comm.rank == 0:
-        card = cupy.cuda.runtime.getDeviceProperties(device.id)["name"].decode()
-        print(f"rank 0 trains on device {device.id}, {card}, with CuPy", flush=True)
-    return Workers(cupy, len(set(every)), "GPU")
+        properties = cupy.cuda.runtime.getDeviceProperties(0)
+        print(f"CuPy trains on {properties['name'].decode()}", flush=True)
+    return Workers(cupy, len(set(cards)), "GPU")
 
 
 def find_cupy() -> tuple[Any, str]:

@@ -169,7 +169,8 @@ class Trainer:
         """
         rank, size, average = self._ranks
         mine = batch[mpiring.plan.Segments(len(batch), size)[rank].slice]
-        images, labels = self._digits.images[mine], self._digits.labels[mine]
+        where = self._xp.asarray(mine)
+        images, labels = self._digits.images[where], self._digits.labels[where]
         loss, gradients = loss_and_gradients(self.parameters, images, labels, self._xp)
         weight = size / len(batch)
         averaged = average(
@@ -208,8 +209,9 @@ def train(
 
 def right_answers(parameters: Arrays, digits: Digits, xp: Any = np) -> int:
     """How many of the test images are recognised."""
-    _, log_probability = forward(parameters, digits.images[digits.test], xp)
-    return int((log_probability.argmax(axis=1) == digits.labels[digits.test]).sum())
+    test = xp.asarray(digits.test)
+    _, log_probability = forward(parameters, digits.images[test], xp)
+    return int((log_probability.argmax(axis=1) == digits.labels[test]).sum())
 
 
 def largest_difference(one: Arrays, other: Arrays) -> float:

@@ -202,7 +202,7 @@ class Ring:
 
         Args:
             x: on the root, what to send.  Elsewhere an array of the same dtype and shape, which is filled;
-                or None, for a new one.
+                or None, for a new one.  What cannot be filled, as JAX's arrays, says only what comes.
             root: the rank that has it.
             algorithm: ``"naive"`` sends the whole array down a chain, ``"pipelined"`` in pieces, ``"direct"``
                 from the root to each rank; ``"shared"`` and ``"mpi"`` as for :meth:`allreduce`.
@@ -406,7 +406,8 @@ class Ring:
         Inside :meth:`group` it only notes the message: ``out`` is filled when the group has ended.
 
         Args:
-            out: a writeable array of the sender's dtype and count; the shape is its own affair.
+            out: a writeable array of the sender's dtype and count; the shape is its own affair.  One that cannot
+                be filled, as JAX's arrays, stays as it is: what arrives is in the array returned.
             source, tag, timeout: as for :meth:`send`.
 
         Raises:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import cards
 import device
 import device_cases
 import device_report
@@ -17,6 +18,7 @@ from launch import Completed, launch
 
 TESTS = Path(__file__).parent
 LAB = TESTS.parent / "lab"
+DOCS = TESTS.parent / "docs"
 PROGRAM = LAB / "device.py"
 NAME = "the-pretended-device-2-ranks"
 
@@ -105,6 +107,19 @@ def test_it_measures_and_writes(tmp_path):
         assert len(row["seconds"]) == 2 * device.MOST_CALLS
 
 
+@pytest.mark.gpu
+def test_it_measures_a_card(tmp_path):
+    if problem := cards.ask().problem:
+        pytest.skip(problem)
+    options = ["--sizes", "64Ki", "4Mi", "--rounds", "2", "--out", tmp_path]
+    job = launch(2, [PROGRAM, *options], timeout=240).check()
+    assert "No element was wrong." in job.stdout
+    assert f"| {device_cases.STAGED}" in job.stdout
+    (figures,) = tmp_path.glob("*-2-ranks.json")
+    machine = json.loads(figures.read_text())["machine"]
+    assert "0.0" not in machine.values() and machine["card"] and machine["why"]
+
+
 @needs_a_compiler
 def test_it_measures_direct_where_the_mpi_can():
     options = ["--dtypes", "float32", "--rounds", "1"]
@@ -168,6 +183,19 @@ def test_the_drivers_version(tmp_path):
         "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2)\n"
     )
     assert device.driver_version(path) == "580.82.07"
+
+
+def test_figures_in_docs_are_those_of_their_json_and_in_the_table():
+    """As long as there are none, the page says that nothing has run on a GPU."""
+    page = (DOCS / "gpu.md").read_text()
+    figures = sorted((DOCS / "gpu").glob("*.json"))
+    for path in figures:
+        found = json.loads(path.read_text())
+        text = "\n".join(device_report.lines(found["machine"], found["rows"]))
+        assert path.with_suffix(".md").read_text().endswith(f"\n\n{text}\n")
+        assert f"gpu/{path.stem}.md)" in page
+    assert ("Nothing of this has run on a GPU yet" in page) == (not figures)
+    assert ("| none yet |" in page) == (not figures)
 
 
 @pytest.mark.parametrize("module", [device, device_report])

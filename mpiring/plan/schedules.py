@@ -249,6 +249,21 @@ def from_steps(
     )
 
 
+def combination(order: str, last: int, size: int) -> tuple[int, ...]:
+    """The ranks in the order in which their contributions are combined, from left to right.
+
+    >>> combination("ring", 1, 4), combination("rank", 1, 4)
+    ((2, 3, 0, 1), (0, 1, 2, 3))
+
+    Args:
+        order: ``"ring"`` or ``"rank"``.
+        last: the home of the segment, or the root.
+        size: number of ranks.
+    """
+    first = last + 1 if order == "ring" else 0
+    return tuple((first + i) % size for i in range(size))
+
+
 # ---- the ring -------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,14 @@ class Segment(NamedTuple):
         """Number of elements."""
         return self.stop - self.start
 
+    def within(self, whole: Segment) -> slice:
+        """The piece as an index into a buffer that holds ``whole`` alone.
+
+        >>> Segment(5, 7).within(Segment(4, 9))
+        slice(1, 3, None)
+        """
+        return slice(self.start - whole.start, self.stop - whole.start)
+
     @property
     def slice(self) -> slice:
         """The piece as an index: ``buffer[segment.slice]``."""
@@ -111,6 +119,49 @@ class Segments:
     def longest(self) -> int:
         """Elements in the longest segment: the scratch that a ring needs."""
         return max(segment.length for segment in self)
+
+    def chunks(self, length: int) -> list[Chunks]:
+        """The segments in chunks of ``length`` elements: what a pipeline moves at one time.
+
+        Chunk c of all segments together is a buffer of its own, on which the same schedule works.  Short
+        segments run out of chunks earlier: those are empty.
+
+        >>> [[tuple(chunk[s]) for s in range(3)] for chunk in Segments.of_lengths([3, 0, 2]).chunks(2)]
+        [[(0, 2), (3, 3), (3, 5)], [(2, 3), (3, 3), (5, 5)]]
+
+        Raises:
+            ValueError: if length is below 1.
+        """
+        if length < 1:
+            raise ValueError(f"Segments.chunks: length must be 1 or more, got {length}")
+        number = max(1, -(-self.longest // length))
+        return [Chunks(self, c * length, length) for c in range(number)]
+
+
+class Chunks:
+    """One chunk of each segment: elements ``offset`` to ``offset + length`` of it, as far as there are any.
+
+    Attributes:
+        longest: elements in the longest of them.
+    """
+
+    __slots__ = ("_segments", "_offset", "_length", "longest")
+
+    def __init__(self, segments: Segments, offset: int, length: int) -> None:
+        self._segments = segments
+        self._offset = offset
+        self._length = length
+        self.longest = max(0, min(segments.longest - offset, length))
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, index: int) -> Segment:
+        start, stop = self._segments[index]
+        return Segment(
+            min(start + self._offset, stop),
+            min(start + self._offset + self._length, stop),
+        )
 
 
 def pieces(length: int, limit: int) -> Iterator[Segment]:

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ScheduleError
-from .schedules import Form, Schedule
+from .schedules import Form, Schedule, combination
 from .symbolic import Cells, Value, order_of, ranks_of, run, segment_lengths
 
 
@@ -133,13 +133,10 @@ def _fold(operands: list[str]) -> str:
 
 def _stated_order(schedule: Schedule, segment: int) -> tuple[int, ...] | None:
     """The order the schedule states, or None."""
-    size = schedule.size
-    if schedule.order == "rank":
-        return tuple(range(size))
-    if schedule.order == "ring":
-        last = schedule.owner(segment) if schedule.root is None else schedule.root
-        return tuple((last + 1 + i) % size for i in range(size))
-    return None
+    if schedule.order is None:
+        return None
+    last = schedule.owner(segment) if schedule.root is None else schedule.root
+    return combination(schedule.order, last, schedule.size)
 
 
 def _check_after(schedule: Schedule, cells: Cells) -> list[tuple[int | str, ...]]:

@@ -65,6 +65,7 @@ class Flat:
     Attributes:
         signatures: the same.
         whole: the buffer as an array that a ring's collectives take, in place.
+        shows_copies: whether its views are copies, so that a change of one does not change the buffer.
     """
 
     def __init__(self, signatures: list[Signature], kind: Kind | None = None) -> None:
@@ -73,6 +74,7 @@ class Flat:
         parts = Segments.of_lengths([item.elements for item in signatures])
         theirs, buffer = self._kind.new(parts.count, signatures[0].dtype)
         self.whole: Array = buffer if theirs is None else theirs
+        self.shows_copies = theirs is None
         self._buffer: Array = buffer
         # A part as the user sees it, unless a new array is made each time, and as we do.
         self._parts: dict[str, tuple[Any, Array]] = {
@@ -85,7 +87,7 @@ class Flat:
 
     @property
     def views(self) -> dict[str, Any]:
-        """The named arrays: views of the buffer, or copies if their kind is immutable."""
+        """The named arrays: views of the buffer, or copies if their kind has none."""
         kind = self._kind.bound(self._buffer)
         views: dict[str, Any] = {}
         for name, (theirs, part) in self._parts.items():

@@ -135,7 +135,12 @@ class ParameterServer:
         current = self.params
         given = dict(current)
         returned = self._update(given, _named(grads))
-        new = {n: value for n, value in given.items() if value is not current.get(n)}
+        copies = [i.name for f in self._params if f.shows_copies for i in f.signatures]
+        new = {
+            name: value
+            for name, value in given.items()
+            if name in copies or value is not current.get(name)
+        }
         new.update(returned or {})
         for name, value in new.items():
             if name not in current:

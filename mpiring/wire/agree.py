@@ -45,11 +45,20 @@ class Summary(NamedTuple):
 
 
 class Opening:
-    """The opening exchange of one ring: its rounds and their buffers, which are used again and again."""
+    """The opening exchange of one ring: its rounds and their buffers, which are used again and again.
 
-    def __init__(self, transport: Transport, tag: int) -> None:
+    Args:
+        transport: carries it.
+        tag: of its messages.
+        payload_bytes: longest payload, the same on every rank.
+    """
+
+    def __init__(
+        self, transport: Transport, tag: int, payload_bytes: int = PAYLOAD_BYTES
+    ) -> None:
         self._transport = transport
         self._tag = tag
+        self._payload_bytes = payload_bytes
         self._rounds: list[_Round] = []
         rank, size = transport.rank, transport.size
         known = 1
@@ -57,7 +66,7 @@ class Opening:
             new = min(known, size - known)
             source = (rank - known) % size
             lowest = 0 if source - known + 1 < 0 else source - known + 1
-            room = bytearray(2 + _HEADER_BYTES + new * (2 + PAYLOAD_BYTES))
+            room = bytearray(2 + _HEADER_BYTES + new * (2 + payload_bytes))
             self._rounds.append(
                 _Round((rank + known) % size, source, lowest, new, room)
             )
@@ -75,12 +84,12 @@ class Opening:
         """
         if (
             len(text) > TEXT_BYTES
-            or len(payload) > PAYLOAD_BYTES
+            or len(payload) > self._payload_bytes
             or len(failure or b"") > FAILURE_BYTES
         ):
             raise ValueError(
                 f"opening exchange: text, failure and payload of {len(text)}, {len(failure or b'')} and "
-                f"{len(payload)} bytes, at most {TEXT_BYTES}, {FAILURE_BYTES} and {PAYLOAD_BYTES} travel"
+                f"{len(payload)} bytes, at most {TEXT_BYTES}, {FAILURE_BYTES} and {self._payload_bytes} travel"
             )
         transport, tag = self._transport, self._tag
         rank, size = transport.rank, transport.size

@@ -35,6 +35,11 @@ class Call:
         self.all_places: list[Places] = []
         self.may_share = self.must_share = False
 
+    def choose(self, algorithm: str) -> None:
+        """Take note of what the algorithm asked for says of node-shared memory."""
+        self.may_share = algorithm in ("auto", "shared")
+        self.must_share = algorithm == "shared"
+
     @contextmanager
     def local(self) -> Iterator[None]:
         """Keep what goes wrong inside, for the opening exchange."""

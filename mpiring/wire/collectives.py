@@ -24,25 +24,31 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, fused
+from . import arithmetic, fused, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
 from .calls import Call, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
-from .memory import Memory, Scratch
+from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, checked_output, flat_input, operand, output
+from .pipeline import execute_in_chunks
 from .shared import place_of
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
 DIRECT_BYTES = 64 << 10
 
-# Of a pipelined broadcast or reduce.  32 KiB is below the eager limit of Open MPI over TCP, past which a
+# What moves at a time between hosts.  32 KiB is below the eager limit of Open MPI over TCP, past which a
 # chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
 CHUNK_BYTES = 32 << 10
+# Inside a host the memory is the wire, and a segment moves fastest as a whole.
+WHOLE = 1 << 62
 _MOST_CHUNKS = 1024
+
+# Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
+WINDOW = 3
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -60,6 +66,8 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        small_bytes: arrays up to this ride in the opening exchange, which has room for them.
+        chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
         node: gives the ranks that may share memory with this one, itself among them: collective the first time.
             None: there are none.
     """
@@ -72,13 +80,17 @@ class Collectives:
         *,
         check: bool = True,
         library: Library | None = None,
+        small_bytes: int = -1,
         device_transport: str = "staged",
+        chunk_bytes: int = WHOLE,
         node: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self.transport = transport
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
+        self.chunk_bytes = chunk_bytes
+        self._small_bytes = small_bytes
         self._opening = opening
         self.tag = tag
         self._check = check
@@ -91,6 +103,8 @@ class Collectives:
     ) -> Program[Array]:
         """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
         call = Call("allreduce")
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
@@ -98,33 +112,34 @@ class Collectives:
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
 
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
+            def in_messages() -> Memory | InChunks | None:
+                return self.memory(path, source, segments, flat, target.places, op)
 
-            def in_messages() -> Memory | None:
-                return self.memory(path, source, segments, flat, everywhere, op)
-
-            share(call, source.kind, flat, target.flat)
-            memory = None if all(call.places) else in_messages()
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                share(call, source.kind, flat, target.flat)
+                memory = None if any(call.places) else in_messages()
+                self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
             if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        yield from self.open(call, always=all(call.places))
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                small.combine(source.kind, said, op, order, source.dtype, target.flat)
+                return target.done()
+            memory = in_messages()
         xs, outs = call.places_of_all(self.transport.size)
         if self.is_shared(call, flat.size, xs, outs):
             position.phase = "node-shared allreduce"
-            counts = [flat.size] * len(xs)
-            fused.allreduce(
-                self.transport.rank,
-                source.kind,
-                op,
-                order,
-                fused.reach(xs, counts, source.dtype),
-                fused.reach(outs, counts, source.dtype),
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            all_out = (
+                all_x if outs == xs else fused.reach(outs, flat.size, source.dtype)
             )
+            rank, kind = self.transport.rank, source.kind
+            fused.allreduce(rank, kind, op, order, all_x, all_out)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif path is None:
             assert self.library is not None
@@ -134,7 +149,7 @@ class Collectives:
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             memory = yield from self.sure(call, memory, in_messages, flat, position)
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def reduce_scatter(
@@ -142,23 +157,30 @@ class Collectives:
     ) -> Program[Array]:
         """This rank's segment of the reduction; see :meth:`mpiring.Ring.reduce_scatter`."""
         call = Call("reduce_scatter")
+        home = self.transport.rank
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
             segments = Segments(source.array.size, self.transport.size)
-            mine = segments[self.transport.rank]
-            target = output(source, out, (mine.length,))
-            flat = flat_input(source, target, part=mine.slice)
+            own = segments[home]
+            target = output(source, out, (own.length,))
+            flat = flat_input(source, target, part=own.slice)
 
-            def at_home(segment: int) -> Array | None:
-                return target.flat if segment == self.transport.rank else None
+            def at_home(cut: Cut) -> Callable[[int], Array | None]:
+                return lambda segment: (
+                    target.flat[cut[segment].within(own)] if segment == home else None
+                )
 
-            def in_messages() -> Memory | None:
+            def in_messages() -> Memory | InChunks | None:
                 return self.memory(path, source, segments, flat, at_home, op)
 
-            share(call, source.kind, flat)
-            memory = None if any(call.places) else in_messages()
-            self.carry(call, source, path, target.flat)
+            mine = self.riding(source, flat, algorithm)
+            if mine is None:
+                share(call, source.kind, flat)
+                memory = None if any(call.places) else in_messages()
+                self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
             if path is None:
@@ -168,14 +190,21 @@ class Collectives:
                     flat[...] = narrow
                 # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
                 if widens or total.size == 0 or source.kind.overlaps(flat, total):
-                    total = source.kind.empty(mine.length, wide)
-        yield from self.open(call, always=any(call.places))
+                    total = source.kind.empty(own.length, wide)
+        said = yield from self.open(call, mine or b"", always=mine is not None)
+        if mine is not None:
+            if all_ride(said, mine):
+                dtype = source.dtype
+                small.combine(
+                    source.kind, said, op, order, dtype, target.flat, own.slice, home
+                )
+                return target.done()
+            memory = in_messages()
         xs, _ = call.places_of_all(self.transport.size)
         if self.is_shared(call, flat.size, xs):
             position.phase = "node-shared reduce_scatter"
-            arrays = fused.reach(xs, [flat.size] * len(xs), source.dtype)
-            rank, kind = self.transport.rank, source.kind
-            fused.reduce_scatter(rank, kind, op, order, arrays, target.flat)
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif path is None:
             assert self.library is not None
@@ -185,7 +214,7 @@ class Collectives:
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             memory = yield from self.sure(call, memory, in_messages, flat, position)
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def allgather(
@@ -206,8 +235,7 @@ class Collectives:
             )
             known("algorithm", algorithm, names_of("allgather"))
             self.need_library(algorithm, source.kind)
-            call.must_share = algorithm == "shared"
-            call.may_share = algorithm in ("auto", "shared")
+            call.choose(algorithm)
             self.carry(call, source, None)
             given = -1
             share(call, source.kind, source.array)
@@ -254,22 +282,19 @@ class Collectives:
                 overlaps = source.kind.overlaps(flat, mine)
                 source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-            def everywhere(segment: int) -> Array:
-                return target.flat[segments[segment].slice]
-
             if algorithm != "mpi" and not is_shared:
                 name = "ring" if call.may_share else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
-            memory = self.memory(path, source, segments, None, everywhere, "max")
+            memory = self.memory(path, source, segments, None, target.places, "max")
             self.reserve(call, source, path)
         yield from self.settle(call, total * width * itemsize, position)
         if is_shared:
             position.phase = "node-shared allgather"
-            counts = [segment.length for segment in segments]
-            arrays = fused.reach(xs, counts, source.dtype)
-            for other in range(1, size):  # each begins with another one
-                other = (rank + other) % size
-                source.kind.copy(arrays[other], everywhere(other))
+            for turn in range(1, size):  # each begins with another one
+                other = (rank + turn) % size
+                piece = target.flat[segments[other].slice]
+                theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
+                source.kind.copy(theirs, piece)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif memory is None:
             assert self.library is not None
@@ -278,7 +303,7 @@ class Collectives:
             whole = source.kind.message(target.flat)
             yield from self.library["allgather"](whole, counts)
         else:
-            yield from execute(memory, self.carrier(call, source), self.tag, position)
+            yield from self.execute(memory, call, source, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -305,13 +330,13 @@ class Collectives:
         Args:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
-            always: exchange even in a ring that does not check.
+            always: exchange even in a ring that does not check.  One whose memory is shared does so.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         call.someone_stages = call.stages
-        if not (self._check or always):
+        if not (self._check or always or any(call.places)):
             if call.failure is not None:
                 raise call.take_failure()
             return []
@@ -366,15 +391,15 @@ class Collectives:
     def sure(
         self,
         call: Call,
-        memory: Memory | None,
-        make: Callable[[], Memory | None],
+        memory: Memory | InChunks | None,
+        make: Callable[[], Memory | InChunks | None],
         flat: Array,
         position: Position,
-    ) -> Program[Memory]:
+    ) -> Program[Memory | InChunks]:
         """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
         if call.all_places:
             with call.local():
-                memory = memory or make()
+                memory = make() if memory is None else memory
             yield from self.settle(call, flat.nbytes, position)
         assert memory is not None
         return memory
@@ -400,12 +425,11 @@ class Collectives:
         )
         arithmetic.check_op(op, source.dtype)
         known("order", order, ("ring", "rank"))
-        known("algorithm", algorithm, ("auto", "shared", "mpi", *algorithms(call.name)))
+        known("algorithm", algorithm, names_of(call.name))
         self.need_library(algorithm, source.kind)
+        call.choose(algorithm)
         if algorithm == "mpi":
             return None
-        call.must_share = algorithm == "shared"
-        call.may_share = algorithm in ("auto", "shared")
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
         if call.may_share:  # and cannot
@@ -416,20 +440,64 @@ class Collectives:
         pieces = 0 if root is None else chunks(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
+    def riding(self, source: Operand, flat: Array, algorithm: Any) -> bytes | None:
+        """The flat array as bytes, if it is to ride in the opening exchange."""
+        if algorithm != "auto" or source.kind.is_device:
+            return None
+        if flat.size * source.kind.itemsize(source.dtype) > self._small_bytes:
+            return None
+        return bytes(flat.tobytes())
+
     def memory(
         self,
         path: RankProgram | None,
         source: Operand,
         segments: Segments,
         flat: Array | None,
-        result: Callable[[int], Array | None],
+        places: Places,
         op: str,
-    ) -> Memory | None:
+    ) -> Memory | InChunks | None:
+        """The memory of a collective: in chunks where segments are long, None for the MPI's own."""
         if path is None:
             return None
-        return Memory(
-            source.kind, path, segments, flat, result, op, source.dtype, self.scratch
+        kind, dtype = source.kind, source.dtype
+        length = max(
+            1,
+            self.chunk_bytes // kind.itemsize(dtype),
+            segments.longest // _MOST_CHUNKS,
         )
+        if segments.longest <= length:
+            return Memory(
+                kind, path, segments, flat, places(segments), op, dtype, self.scratch
+            )
+        return in_chunks(
+            kind,
+            path,
+            segments,
+            flat,
+            places,
+            op,
+            dtype,
+            self.scratch,
+            length,
+            WINDOW,
+        )
+
+    def execute(
+        self,
+        memory: Memory | InChunks,
+        call: Call,
+        source: Operand,
+        position: Position,
+    ) -> Program[None]:
+        """Run a schedule in the form that its memory is for."""
+        transport = self.carriage.transport(
+            source.kind, call.stages, call.someone_stages
+        )
+        if isinstance(memory, Memory):
+            yield from execute(memory, transport, self.tag, position)
+        else:
+            yield from execute_in_chunks(*memory, transport, self.tag, position, WINDOW)
 
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
@@ -460,21 +528,21 @@ class Collectives:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
-            self.carriage.reserve(source.kind, busiest)
+            self.carriage.reserve(source.kind, WINDOW * busiest)
 
-    def carrier(self, call: Call, source: Operand) -> Transport:
-        """The transport for the buffers of a call that has been opened."""
-        return self.carriage.transport(source.kind, call.stages, call.someone_stages)
+
+def all_ride(said: list[bytes], mine: bytes) -> bool:
+    """Whether every rank has brought its bytes."""
+    return all(len(item) == len(mine) for item in said)
 
 
 def share(call: Call, kind: Kind, *arrays: Array) -> None:
     """Take note of where the input, and the output if others write it, are in node-shared memory: of both or none."""
+    call.places = (None, None)
     if call.may_share and all(map(kind.is_flat, arrays)):
         places = [place_of(kind, array) for array in arrays]
         if all(places):
             call.places = places[0], (places[1] if len(places) > 1 else None)
-            return
-    call.places = (None, None)
 
 
 def chunks(nbytes: int) -> int:

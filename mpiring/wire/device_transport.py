@@ -24,6 +24,7 @@ Who decides between the two is :mod:`mpiring.wire.device_support`.
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections import deque
 from typing import Any
@@ -37,7 +38,7 @@ from .transport import Buffer, Program, Request, Transport, wait
 STAGE_BYTES = 1 << 20
 WINDOW = 2
 
-Event = Any
+Event = Any  # with ``done``
 Chunk = Any  # bytes of pinned host memory
 
 
@@ -53,9 +54,13 @@ class Chunks:
         self._count = 0
         self._free: list[Chunk] = []
         self._emptied: list[tuple[Event, Chunk]] = []  # free as soon as the event is
+        # Pinned memory goes back to its pool at once, whatever copies from it.
+        weakref.finalize(self, _orphaned.extend, self._emptied).atexit = False
 
     def reserve(self, kind: CupyKind, count: int) -> None:
         """Have at least so many in all."""
+        if self._count < count:
+            _orphaned[:] = [item for item in _orphaned if not item[0].done]
         while self._count < count:
             self._free.append(kind.pinned(self.nbytes))
             self._count += 1
@@ -69,7 +74,7 @@ class Chunks:
                     self._free.append(chunk)
                 else:
                     still.append((event, chunk))
-            self._emptied = still
+            self._emptied[:] = still
         return self._free.pop() if self._free else None
 
     def give(self, chunk: Chunk, event: Event | None = None) -> None:
@@ -78,6 +83,10 @@ class Chunks:
             self._free.append(chunk)
         else:
             self._emptied.append((event, chunk))
+
+
+# Chunks of rings that are gone, until the device has read them.
+_orphaned: list[tuple[Event, Chunk]] = []
 
 
 class DeviceTransport(Transport):
@@ -148,7 +157,9 @@ class _DeviceRequest(Request):
 
     @abstractmethod
     def _moved(self, is_my_turn: bool) -> bool:
-        """Go on; whether it is complete.  Messages may be posted in its turn only."""
+        """Go on; whether it is complete.  Messages may be posted in its turn only, and it passes the turn on then:
+        also one without messages, or those behind it would go before those in front of it.
+        """
 
 
 class Direct(DeviceTransport):
@@ -253,7 +264,7 @@ class _StagedSend(_StagedRequest):
             _, chunk, part = self._copies.popleft()
             message = inner.post_send(chunk[: len(part)], self.peer, self.tag)
             self._messages.append((message, chunk, part))
-        self.is_posted = not (self._waiting or self._copies)
+        self.is_posted = is_my_turn and not (self._waiting or self._copies)
         return self.is_posted and not self._messages
 
 
@@ -272,12 +283,14 @@ class _StagedReceive(_StagedRequest):
             part = self._waiting.popleft()
             message = inner.post_receive(chunk[: len(part)], self.peer, self.tag)
             self._messages.append((message, chunk, part))
-        self.is_posted = not self._waiting
+        self.is_posted = is_my_turn and not self._waiting
         return self.is_posted and not self._messages
 
 
 class _Work(Request):
     """The work that a device has to do so far."""
+
+    verb, peer = "finish the work of", -1
 
     def __init__(self, kind: CupyKind) -> None:
         self._event = kind.mark()

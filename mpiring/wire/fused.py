@@ -43,10 +43,10 @@ def _in_one_region(places: tuple[Place | None, ...]) -> bool:
     return len(regions) == 1 and None not in regions
 
 
-def reach(places: Places, counts: Sequence[int], dtype: str) -> list[Array]:
-    """The flat arrays of all ranks, which are in one region that this rank has an array in."""
+def reach(places: Places, count: int, dtype: str) -> list[Array]:
+    """The flat arrays at these places, of ``count`` elements, in a region that this rank has an array in."""
     arrays = []
-    for place, count in zip(places, counts):
+    for place in places:
         assert place is not None
         region = region_named(place.region)
         assert region is not None

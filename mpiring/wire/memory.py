@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ..plan.programs import RankProgram
 from ..plan.schedules import Action, Form, Receive, Send
-from ..plan.segments import Segments
+from ..plan.segments import Chunks, Segments
 from .arithmetic import Array, accumulator
 from .arrays import Kind
 
@@ -46,6 +46,16 @@ class Scratch:
         return sum(len(block) for block in self._blocks.values())
 
 
+class _Share:
+    """Rooms that were taken from a scratch for one of many memories."""
+
+    def __init__(self, rooms: list[Array]) -> None:
+        self._rooms = rooms
+
+    def take(self, kind: Kind, lengths: Sequence[int]) -> list[Array]:
+        return self._rooms
+
+
 class Memory:
     """What one rank holds during one collective; all of it is taken when it is made.
 
@@ -64,12 +74,12 @@ class Memory:
         self,
         kind: Kind,
         program: RankProgram,
-        segments: Segments,
+        segments: Segments | Chunks,
         contribution: Array | None,
         result: Callable[[int], Array | None],
         op: str,
         dtype: str,
-        scratch: Scratch,
+        scratch: Scratch | _Share,
     ) -> None:
         self.kind = kind
         self.program = program
@@ -101,10 +111,17 @@ class Memory:
             self.kind.fold(self._op, [value], place)
         return place
 
-    def incoming(self, receives: Sequence[Receive]) -> list[Array]:
-        """Where the segments of one step arrive: what is kept in its place, another in a landing."""
+    def incoming(
+        self, receives: Sequence[Receive], landings: Sequence[Array] | None = None
+    ) -> list[Array]:
+        """Where the segments of one step arrive: what is kept in its place, another in a landing.
+
+        Args:
+            receives: of the step.
+            landings: other ones than this memory's own.
+        """
         places = []
-        landings = iter(self._landings)
+        rooms = iter(self._landings if landings is None else landings)
         for receive in receives:
             segment, is_partial = receive.segment, receive.form is Form.PARTIAL
             dtype = self._partial_dtype if is_partial else self._dtype
@@ -112,7 +129,7 @@ class Memory:
                 place = self._place(segment, dtype)
             else:
                 place = self.kind.typed(
-                    next(landings), dtype, self._segments[segment].length
+                    next(rooms), dtype, self._segments[segment].length
                 )
             places.append(place)
         return places
@@ -185,3 +202,56 @@ class Memory:
         slot = self._slot_of.pop((segment, dtype), None)
         if slot is not None:
             self._slots.append(slot)
+
+
+Cut = Segments | Chunks  # all segments, or one chunk of each
+Places = Callable[[Cut], Callable[[int], "Array | None"]]
+# The memories of the chunks, and sets of landings for what is on its way.
+InChunks = tuple[list[Memory], list[list[Array]]]
+
+
+def in_chunks(
+    kind: Kind,
+    program: RankProgram,
+    segments: Segments,
+    contribution: Array | None,
+    places: Places,
+    op: str,
+    dtype: str,
+    scratch: Scratch,
+    length: int,
+    window: int,
+) -> InChunks:
+    """A memory for each chunk of the segments, and landings that they share.
+
+    Args:
+        kind, program, segments, contribution, op, dtype, scratch: as for :class:`Memory`.
+        places: gives :class:`Memory`'s ``result`` for one cut of the buffer.
+        length: of a chunk, in elements.
+        window: steps with a landing that are on their way at one time.
+    """
+    chunks = segments.chunks(length)
+    room = chunks[0].longest * kind.itemsize(accumulator(op, dtype))
+    share, slots = min(window, len(chunks)) * program.landings, program.slots
+    rooms = scratch.take(kind, [room] * (share + len(chunks) * slots))
+    landings = [
+        rooms[at : at + program.landings]
+        for at in range(0, share, program.landings or 1)
+    ]
+    memories = []
+    for number, chunk in enumerate(chunks):
+        mine = share + number * slots
+        own = [*rooms[: program.landings], *rooms[mine : mine + slots]]
+        memories.append(
+            Memory(
+                kind,
+                program,
+                chunk,
+                contribution,
+                places(chunk),
+                op,
+                dtype,
+                _Share(own),
+            )
+        )
+    return memories, landings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arithmetic import Array
 from .arrays import Kind, kind_of
+from .memory import Cut
 
 
 class Operand(NamedTuple):
@@ -47,6 +49,10 @@ class Target:
             self.flat = kind.empty(array.size, kind.dtype_name(array))
         else:
             self.flat = array.reshape(-1)
+
+    def places(self, cut: Cut) -> Callable[[int], Array]:
+        """Where each segment's result goes, if the target has them all."""
+        return lambda segment: self.flat[cut[segment].slice]
 
     def done(self) -> Any:
         """The user's array, when all work on ``flat`` has been asked for."""

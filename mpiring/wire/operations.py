@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ..errors import RingError, RingTimeout
@@ -65,6 +66,8 @@ class Operation(Generic[T]):
         self._program: Program[T] | None = program
         self._result: T | None = None
         self._error: BaseException | None = None
+        # Where the program was when it failed: its buffers, which MPI may still use, are held by its frames.
+        self._stopped_in: TracebackType | None = None
 
     def advance(self) -> None:
         """Go on until it waits or is done."""
@@ -77,8 +80,10 @@ class Operation(Generic[T]):
         except StopIteration as stop:
             self.finish(stop.value, None)
         except Exception as error:
+            self._stopped_in = error.__traceback__
             self.finish(None, error)
         except BaseException as error:  # an interrupt, in the middle of the work
+            self._stopped_in = error.__traceback__
             self.finish(None, error)
             raise
 
@@ -110,7 +115,12 @@ class Operation(Generic[T]):
 
     def forget(self) -> None:
         """Let go of the outcome: an error's traceback holds us, and with us the ring and the arrays."""
-        self._result = self._error = None
+        self._result = self._error = self._stopped_in = None
+
+    @property
+    def held(self) -> tuple[Any, ...]:
+        """What holds its buffers, whether it waits or has failed."""
+        return self._program, self._stopped_in
 
     def __str__(self) -> str:
         waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
@@ -321,7 +331,8 @@ class Operations:
     def _break(self, why: str) -> None:
         self.broken = why
         self._release.detach()  # nobody may use this communicator again
-        _abandoned.append((self._transport, self._lease, list(self._queue)))
+        held = [operation.held for operation in self._queue]
+        _abandoned.append((self._transport, self._lease, held))
         self._queue.clear()
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from ..plan.programs import RankProgram, rank_program
 from ..plan.schedules import Schedule
 from ..plan.segments import Segments
 from ..plan.verify import verify
-from . import arithmetic, fused
+from . import arithmetic, fused, small
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -30,14 +31,15 @@ from .calls import Call
 from .collectives import (
     DIRECT_BYTES,
     Collectives,
+    all_ride,
     chunks,
     known,
     program_of,
     share,
 )
 from .device_transport import until_done
-from .execute import Position, execute
-from .memory import Memory
+from .execute import Position
+from .memory import Cut, InChunks, Memory
 from .operands import Operand, Target, flat_input, operand, output
 from .shared import place_of
 from .transport import Program
@@ -58,6 +60,7 @@ def reduce(
     """``op`` over all ranks of ``x``, on the root; see :meth:`mpiring.Ring.reduce`."""
     call = Call("reduce")
     transport = member.transport
+    mine: bytes | None = None
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)
@@ -72,36 +75,40 @@ def reduce(
         pieces = 1 if path is None else path.schedule.segments
         segments = Segments(flat.size, pieces)
 
-        def on_root(segment: int) -> Array | None:
-            return None if target is None else target.flat[segments[segment].slice]
+        places = _nowhere if target is None else target.places
 
-        def in_messages() -> Memory | None:
-            return member.memory(path, source, segments, flat, on_root, op)
+        def in_messages() -> Memory | InChunks | None:
+            return member.memory(path, source, segments, flat, places, op)
 
-        share(call, source.kind, flat)
-        if target is not None and any(call.places):
-            call.places = call.places[0], place_of(source.kind, target.flat)
-        memory = None if any(call.places) else in_messages()
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if target is None else target.flat)
-    yield from member.open(call, always=any(call.places))
+        mine = member.riding(source, flat, algorithm)
+        if mine is None:
+            share(call, source.kind, flat)
+            if target is not None and any(call.places):
+                call.places = call.places[0], place_of(source.kind, target.flat)
+        memory = None if any(call.places) else in_messages()
+    said = yield from member.open(call, mine or b"", always=mine is not None)
+    if mine is not None and all_ride(said, mine):
+        if target is not None:
+            kind, dtype = source.kind, source.dtype
+            small.combine(kind, said, op, order, dtype, target.flat, last=root)
+        return None if target is None else target.done()
     xs, outs = call.places_of_all(transport.size)
     if member.is_shared(call, flat.size, xs):
         position.phase = "node-shared reduce"
-        counts = [flat.size] * len(xs)
         place = None if target is None else target.flat
         everyone = fused.are_shared([*xs, outs[root]])
         if everyone:
-            place = fused.reach([outs[root]], counts, source.dtype)[0]
-        arrays = fused.reach(xs, counts, source.dtype)
-        fused.reduce(
-            transport.rank, source.kind, op, order, arrays, root, place, everyone
-        )
+            (place,) = fused.reach([outs[root]], flat.size, source.dtype)
+        all_x = fused.reach(xs, flat.size, source.dtype)
+        rank, kind = transport.rank, source.kind
+        fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
         yield from fused.closing_exchange(transport, member.tag, position)
     elif path is not None:
         memory = yield from member.sure(call, memory, in_messages, flat, position)
-        yield from execute(memory, member.carrier(call, source), member.tag, position)
+        yield from member.execute(memory, call, source, position)
     else:
         assert member.library is not None
         position.phase = "the MPI's reduce"
@@ -122,8 +129,7 @@ def broadcast(
         call.fields = (("algorithm", str(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
-        call.must_share = algorithm == "shared"
-        call.may_share = algorithm in ("auto", "shared")
+        call.choose(algorithm)
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
@@ -147,7 +153,7 @@ def _broadcast(
     position: Position,
 ) -> Program[Array]:
     """A broadcast whose path follows from the bytes; None is the MPI's own."""
-    transport, size = member.transport, member.transport.size
+    transport = member.transport
     said = _no_array()
     with call.local():
         is_root = _checked_root(call, root, transport.size) == transport.rank
@@ -171,6 +177,8 @@ def _broadcast(
             call.stages = member.carriage.stages_new()
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
+    xs, _ = call.places_of_all(transport.size)
+    is_shared = member.is_shared(call, prod(_parsed(payloads[root])[2]), xs)
     position.phase = "taking memory for the result"
     if x is None:
         source, target = _like(payloads[root])
@@ -182,10 +190,9 @@ def _broadcast(
         if is_root:
             source.kind.copy(source.kind.flat(source.array), target.flat)
     kind = source.kind
-    xs, _ = call.places_of_all(size)
-    if member.is_shared(call, target.flat.size, xs):
+    if is_shared:
         position.phase = "node-shared broadcast"
-        of_root = fused.reach([xs[root]], [target.flat.size], source.dtype)[0]
+        (of_root,) = fused.reach([xs[root]], target.flat.size, source.dtype)
         if not is_root:
             source.kind.copy(of_root, target.flat)
         yield from fused.closing_exchange(transport, member.tag, position)
@@ -198,14 +205,10 @@ def _broadcast(
         return target.done()
     segments = Segments(target.flat.size, path.schedule.segments)
 
-    def everywhere(segment: int) -> Array:
-        return target.flat[segments[segment].slice]
-
-    memory = Memory(
-        kind, path, segments, None, everywhere, "max", source.dtype, member.scratch
-    )
+    memory = member.memory(path, source, segments, None, target.places, "max")
+    assert memory is not None
     member.reserve(call, source, path)
-    yield from execute(memory, member.carrier(call, source), member.tag, position)
+    yield from member.execute(memory, call, source, position)
     result = target.done()
     if x is None:
         yield from until_done(kind)  # no stream of the caller's is known
@@ -244,24 +247,29 @@ def run(
         path = _rank_program(plan, rank, wide)
         segments = _segments_of(plan, source)
         target, flat = _places(plan, rank, source, segments, out)
-        kept = {segment: place for place, segment in enumerate(plan.results(rank))}
+        kept = set(plan.results(rank))
         whole = len(kept) == len(segments)
 
-        def result(segment: int) -> Array | None:
-            if segment not in kept or target is None:
-                return None
-            return target.flat[segments[segment].slice] if whole else target.flat
+        def places(cut: Cut) -> Callable[[int], Array | None]:
+            if target is None:
+                return _nowhere(cut)
+            if whole:
+                return target.places(cut)
+            return lambda segment: (
+                target.flat[cut[segment].within(segments[segment])]
+                if segment in kept
+                else None
+            )
 
-        memory = Memory(
-            source.kind,
+        memory = member.memory(
             path,
+            source,
             segments,
             flat if reduces else None,
-            result,
+            places,
             op if reduces else "max",
-            source.dtype,
-            member.scratch,
         )
+        assert memory is not None
         member.carry(call, source, path, flat if target is None else target.flat)
     yield from member.open(call)
     if not reduces:
@@ -269,7 +277,7 @@ def run(
         mine = target.flat[segments[plan.owned(rank)].slice]
         if not source.kind.same_memory(flat, mine):
             source.kind.copy(flat, mine)
-    yield from execute(memory, member.carrier(call, source), member.tag, position)
+    yield from member.execute(memory, call, source, position)
     return None if target is None else target.done()
 
 
@@ -348,6 +356,11 @@ def _checked_root(call: Call, root: Any, size: int) -> int:
     if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
         raise ValueError(f"root must be 0 to {size - 1}, got {root!r}")
     return root
+
+
+def _nowhere(cut: Cut) -> Callable[[int], None]:
+    """The places of a rank that keeps no result."""
+    return lambda segment: None
 
 
 # ---- what the ranks say of a broadcast's array ----------------------------------------------------

@@ -7,7 +7,9 @@ which any call becomes an operation.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +18,11 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout
-from . import communicators, device_support, mpi
-from .agree import Opening
+from . import communicators, device_support, mpi, small
+from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
-from .collectives import Collectives
+from .collectives import CHUNK_BYTES, WHOLE, Collectives
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
@@ -68,6 +70,7 @@ class Session:
             _check_range("members", members, mpi.MOST_MEMBERS)
             _check_range("message_bytes", message_bytes, (1 << 31) - 1)
             found = device_support.encode(device_support.gather(device_transport))
+            found = _host() + found
         deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
@@ -80,13 +83,22 @@ class Session:
         first = _member(lease.comm, check is not False)
         opening = first.open(call, found, always=True)
         said = self.start("Ring", [opening], Position(), seconds)
+        hosts = {item[:_HOST_BYTES] for item in said}
         self.device_transport = device_support.agree(
-            [device_support.decode(item) for item in said]
+            [device_support.decode(item[_HOST_BYTES:]) for item in said]
         )
-        transport = self.device_transport.transport
         node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
-            _member(lease.comm, check, members, place, message_bytes, transport, node)
+            _member(
+                lease.comm,
+                check,
+                members,
+                place,
+                message_bytes,
+                self.device_transport.transport,
+                WHOLE if len(hosts) == 1 else CHUNK_BYTES,
+                node,
+            )
             for place in range(members)
         ]
         self._operations.members = members
@@ -226,6 +238,15 @@ class Session:
             self._operations.release()
 
 
+_HOST_BYTES = 8
+
+
+def _host() -> bytes:
+    """What tells hosts apart."""
+    name = socket.gethostname().encode(errors="backslashreplace")
+    return hashlib.blake2b(name, digest_size=_HOST_BYTES).digest()
+
+
 def _member(
     comm: MPI.Intracomm,
     check: bool,
@@ -233,10 +254,12 @@ def _member(
     place: int = 0,
     message_bytes: int = 1 << 30,
     device_transport: str = "staged",
+    chunk_bytes: int = CHUNK_BYTES,
     node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
-    opening = Opening(transport, mpi.TAG_OPEN)
+    room = small.most_bytes(transport.size) + 1  # and what a payload begins with
+    opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
     return Collectives(
         transport,
@@ -244,7 +267,9 @@ def _member(
         mpi.TAG_STEP,
         check=check,
         library=library,
+        small_bytes=small.most_bytes(transport.size),
         device_transport=device_transport,
+        chunk_bytes=chunk_bytes,
         node=node,
     )
 

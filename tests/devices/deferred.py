@@ -107,6 +107,7 @@ def _runtime():
     runtime.getDeviceCount = lambda: len(present().cards)
     runtime.getDevice = streams.current_device
     runtime.setDevice = lambda device: streams.Device(device).use()
+    runtime.eventQuery = streams.query_event
     runtime.deviceSynchronize = lambda: streams.Device().synchronize()
     runtime.pointerGetAttributes = pointers.pointerGetAttributes
     runtime.PointerAttributes = pointers.PointerAttributes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpiring.wire import messages, rooted
 from mpiring.wire.arrays import cuda_driver
+from mpiring.wire.collectives import WHOLE
 from mpiring.wire.execute import Position
 from mpiring.wire.messages import Message
 
@@ -59,7 +60,16 @@ def install(monkeypatch, **more):
     return cupy
 
 
-def run(case, size, xp, transport, seed=1, rendezvous=None, message_bytes=40):
+def run(
+    case,
+    size,
+    xp,
+    transport,
+    seed=1,
+    rendezvous=None,
+    message_bytes=40,
+    chunk_bytes=WHOLE,
+):
     """Run a case on ``size`` ranks, each with a stream of its own; what each returned."""
     ranks = Ranks(
         size,
@@ -67,6 +77,7 @@ def run(case, size, xp, transport, seed=1, rendezvous=None, message_bytes=40):
         rendezvous,
         message_bytes=message_bytes,
         device_transport=transport,
+        chunk_bytes=chunk_bytes,
         reach=deferred.reach,
     )
     programs = [

@@ -63,6 +63,7 @@ class Machine:
             weakref.WeakValueDictionary()
         )
         self.allocators: list[Any] = []
+        self.failure = 0  # of a kernel, which CUDA tells whoever asks for anything
         self._pools: dict[str, Any] = {}
         self._noises = count()
         self._starts: list[int] = []  # of blocks, in order

@@ -6,6 +6,7 @@ Names, arguments and errors are CuPy 14's; what they do is in :mod:`devices.sche
 from __future__ import annotations
 
 import warnings
+import weakref
 from itertools import count
 
 from devices.machine import CUDARuntimeError, present
@@ -155,6 +156,7 @@ class ExternalStream(_External):
 
 
 _events = count(0x5EED0008, 16)
+_known: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 
 
 class Event:
@@ -166,6 +168,8 @@ class Event:
         self.ptr = next(_events)
         self._node = None
         self._device = current_device()
+        self._machine = present()
+        _known[self.ptr] = self
 
     def record(self, stream=None):
         line = line_of(stream)
@@ -178,14 +182,22 @@ class Event:
 
     @property
     def done(self):
-        queue = present().queue
-        queue.counts["poll of an event"] += 1
-        return queue.poll([self._node])
+        return query_event(self.ptr) == 0
 
     def synchronize(self):
         queue = present().queue
         queue.counts["synchronize of an event"] += 1
         queue.finish([self._node])
+
+
+def query_event(ptr):
+    """``cudaEventQuery``: 0 if it is done, 600 if it is not, or what a kernel has died of."""
+    event = _known[ptr]
+    machine = event._machine
+    if machine.failure:
+        return machine.failure
+    machine.queue.counts["poll of an event"] += 1
+    return 0 if machine.queue.poll([event._node]) else 600
 
 
 class Device:

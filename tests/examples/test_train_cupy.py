@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import cards
 from devices.compiled import no_compiler
 from launch import launch
 
@@ -19,9 +20,11 @@ PRETENDED = f"""
 import sys
 sys.path[:0] = [{str(EXAMPLES)!r}, {str(TESTS)!r}]
 import pytest
+import mpiring
 from devices import deferred, numerics
 monkeypatch = pytest.MonkeyPatch()
-cupy = deferred.install(monkeypatch, devices=2)
+cupy = deferred.install(monkeypatch)
+mpiring.choose_device = lambda: str(mpiring.local_rank() % 2)
 numerics.add(cupy, monkeypatch)
 import train_cupy
 train_cupy.train_digits.SPEED_RUNS = train_cupy.train_digits.SPEED_STEPS = 1
@@ -59,7 +62,7 @@ def test_without_a_gpu_it_says_so_once_and_trains_on_the_cpu(tmp_path):
 @pytest.mark.skipif(no_compiler() != "", reason=no_compiler())
 def test_on_the_pretended_device_it_trains_the_model_of_one_process(tmp_path):
     job = on_the_pretended_device(3, tmp_path).check()
-    assert "rank 0 trains on device 0, the pretended device, with CuPy" in job.stdout
+    assert "CuPy trains on the pretended device\n" in job.stdout
     assert "3 ranks on 2 GPUs" in job.stdout
     rows = table(job.stdout)
     assert rows["same bits"][0] == "3 of 3"
@@ -81,6 +84,19 @@ if MPI.COMM_WORLD.rank == 1:
     told = "there is no GPU here (cudaErrorNoDevice) for rank 1, so NumPy trains on the CPU"
     assert job.stdout.count(told) == 1
     assert table(job.stdout)["same bits"][0] == "2 of 2"
+
+
+@pytest.mark.gpu
+def test_on_a_card_it_trains_the_model_of_one_process(tmp_path):
+    if problem := cards.ask().problem:
+        pytest.skip(problem)
+    job = launch(3, [PROGRAM, "--plot", tmp_path / "loss.png"], timeout=180).check()
+    rows = table(job.stdout)
+    assert "CuPy trains on " in job.stdout
+    assert float(rows["test accuracy"][0]) >= 0.95
+    assert rows["same bits"][0] == "3 of 3"
+    assert 0 < float(rows["largest difference"][0]) < 1e-9
+    assert rows["device memory"][0] in ("direct", "staged")
 
 
 def test_help_comes_once():

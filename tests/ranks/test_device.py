@@ -8,7 +8,6 @@ allows, as on an MPI of unknown abilities.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from mpiring.wire import device_transport, loaded, probe_record
 from mpiring.wire.arrays.cupy import CupyKind
 
 from devices import cases, deferred, local
-from devices.cases import CASES
+from devices.cases import CASES, drive
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -78,41 +77,12 @@ def travelled(monkeypatch):
     return seen
 
 
-class Programs:
-    """A ring whose calls are programs to ``yield from``, as the cases want them."""
-
-    repeats = 5
-    many = 3000
-
-    def __init__(self, ring):
-        self._ring = ring
-        self.rank, self.size = ring.rank, ring.size
-
-    def __getattr__(self, name):
-        def program(*args, **kwargs):
-            return getattr(self._ring, name)(*args, **kwargs)
-            yield
-
-        return program
-
-    def exchange(self, *given):
-        with self._ring.group():
-            for is_send, array, peer, tag in given:
-                (self._ring.send if is_send else self._ring.recv)(array, peer, tag)
-        return
-        yield
-
-
-def drive(program):
-    assert list(program) == []
-
-
 FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 
 
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_device(cupy, ring, transport, travelled, name):
-    drive(CASES[name][0](Programs(ring), cupy))
+    drive(CASES[name][0](cases.Programs(ring), cupy))
     assert travelled <= {transport}
     if name != "b06_nothing_to_send":
         assert travelled or SIZE == 1
@@ -121,7 +91,7 @@ def test_case_on_the_device(cupy, ring, transport, travelled, name):
 @pytest.mark.parametrize("name", FIT)
 def test_case_on_the_host(monkeypatch, comm, name):
     with mpiring.Ring(comm, timeout=30, message_bytes=40) as ring:
-        drive(CASES[name][0](Programs(ring), cases.Numpy))
+        drive(CASES[name][0](cases.Programs(ring), cases.Numpy))
 
 
 @pytest.mark.parametrize("non_blocking", [False, True])
@@ -253,36 +223,6 @@ def test_a_managed_array_alone_is_staged(cupy, ring, travelled):
     result = ring.allreduce(x, algorithm="ring")
     cases.check(cupy, result, np.full(50, float(ALL_RANKS)))
     assert travelled == ({"staged"} if SIZE > 1 else set())
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("bucket_bytes", [8, 1 << 20, None])
-def test_b16_mixed_bucket(cupy, ring, bucket_bytes):
-    shapes: list[tuple[str, Any]] = [
-        ("f4", 3),
-        ("f2", 5),
-        ("f8", 1),
-        ("f4", 0),
-        ("f2", ()),
-        ("c8", 2),
-    ]
-    grads = [cupy.asarray(np.full(shape, RANK + 1, dtype)) for dtype, shape in shapes]
-    averaged = mpiring.average_gradients(grads, ring, bucket_bytes=bucket_bytes)
-    for (dtype, shape), result in zip(shapes, averaged):
-        cases.check(cupy, result, np.full(shape, 1.5, dtype))
-
-
-@pytest.mark.ranks(2)
-def test_b14_no_gradient(cupy, ring):
-    mine = [
-        [np.ones(2), np.full(3, 4.0), np.full(2, 6.0), None],
-        [np.ones(2), None, np.full(2, 2.0), None],
-    ][RANK]
-    grads = [None if g is None else cupy.asarray(g) for g in mine]
-    averaged = mpiring.average_gradients(grads, ring)
-    for want, result in zip(([1.0, 1], [2.0, 2, 2], [4.0, 4]), averaged):
-        cases.check(cupy, result, np.array(want))
-    assert averaged[3] is None
 
 
 @pytest.mark.ranks(3)

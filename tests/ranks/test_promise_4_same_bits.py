@@ -87,7 +87,9 @@ def unaligned(ring, x, **how):
 
 
 def node_shared(ring, x, **how):
-    """In place, in memory that all ranks of the node reach: ``auto`` moves no data by message there."""
+    """In place, in memory that all ranks of the node reach: ``auto`` is ``shared`` there."""
+    if how["algorithm"] == "auto":
+        how["algorithm"] = "shared"
     shared = ring.empty(x.shape, x.dtype)
     shared[...] = x
     assert ring.allreduce(shared, out=shared, **how) is shared

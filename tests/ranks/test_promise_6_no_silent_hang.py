@@ -6,15 +6,17 @@ must see before another goes on is told by messages.
 
 from __future__ import annotations
 
+import gc
 import re
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpiring import Ring, RingError, RingTimeout
-from mpiring.wire import arithmetic
+from mpiring.wire import arithmetic, memory
 
 from ranks.reference import outcome
 
@@ -260,6 +262,30 @@ def test_an_interrupted_call_breaks_the_ring(comm, monkeypatch):
     is_over(ring)
     with Ring(comm) as new:
         assert new.allreduce(1) == comm.size
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_interrupted_call_keeps_what_mpi_may_still_write_to(comm, monkeypatch):
+    """Its receives are posted: without their memory the next thing that MPI does is a crash."""
+    ring = Ring(comm)
+    x = np.ones(300_000, "f2")  # adds up in scratch
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if comm.rank == 0:
+            patch.setattr(memory.Memory, "outgoing", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                ring.allreduce(x, algorithm="ring")
+            scratch = ring._session.members[0].scratch
+            blocks = list(map(weakref.ref, scratch._blocks.values()))
+            del ring, scratch
+            gc.collect()
+            assert [block() is None for block in blocks] == [False]
+        else:
+            timed_out(lambda: ring.allreduce(x, algorithm="ring", timeout=TIMEOUT))
+    meet(comm)
 
 
 @pytest.mark.ranks(2, 3)

@@ -133,8 +133,8 @@ MISTAKES = {
         "            if flat is flats[0]:\n                yield from self._wait(request)\n",
     ),
     "loses what was put in the place of an array": (
-        "new = {n: value for n, value in given.items() if value is not current.get(n)}",
-        "new = {}",
+        "if name in copies or value is not current.get(name)",
+        "if False",
     ),
 }
 

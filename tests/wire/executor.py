@@ -9,7 +9,7 @@ import numpy as np
 
 from mpiring.plan import Segments, verify
 from mpiring.plan.programs import rank_program
-from mpiring.wire import arrays, execute, memory
+from mpiring.wire import arrays, execute, memory, pipeline
 from mpiring.wire.arithmetic import accumulator
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork
@@ -115,3 +115,53 @@ def wanted(schedule, op, xs, cut):
             root = schedule.root
             pieces.append(values[schedule.owner(s) if root is None else root].copy())
     return pieces
+
+
+def check_in_chunks(
+    schedule, op, dtype, count, seed, length, window, rendezvous=None, in_place=False
+):
+    """Run a schedule chunk by chunk, and compare every result with the first form's order, bit for bit."""
+    size, cut = schedule.size, reference.bounds(count, schedule.segments)
+    xs = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
+    originals = [x.copy() for x in xs]
+    want = wanted(schedule, op, xs, cut)
+    moves = schedule.collective in ("allgather", "broadcast")
+    network = LocalNetwork(size, chooser(seed), rendezvous, message_bytes=64)
+    outs, programs = [], []
+    for rank, transport in enumerate(network.transports):
+        out = xs[rank] if in_place else np.full_like(xs[rank], 1)
+        outs.append(out)
+        kept = schedule.results(rank)
+        if moves:
+            for s in kept:
+                is_broadcast = schedule.collective == "broadcast"
+                if rank == schedule.root if is_broadcast else s == schedule.owned(rank):
+                    out[slice(*cut[s])] = originals[rank][slice(*cut[s])]
+
+        def places(pieces, out=out, kept=kept):
+            return lambda s: out[pieces[s].slice] if s in kept else None
+
+        memories, landings = memory.in_chunks(
+            arrays.NUMPY,
+            rank_program(schedule, rank, wide=accumulator(op, dtype) != dtype),
+            Segments.of_lengths([stop - start for start, stop in cut]),
+            None if moves else xs[rank],
+            places,
+            op,
+            dtype,
+            memory.Scratch(),
+            length,
+            window,
+        )
+        programs.append(
+            pipeline.execute_in_chunks(
+                memories, landings, transport, 1, Position(), window
+            )
+        )
+    network.run(programs)
+    for rank in range(size):
+        for s in schedule.results(rank):
+            got = outs[rank][slice(*cut[s])]
+            assert reference.same_bits(got, want[s]), (rank, s, got, want[s])
+        if not in_place:
+            assert reference.same_bits(xs[rank], originals[rank]), "the input changed"

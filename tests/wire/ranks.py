@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpiring.wire.agree import Opening
-from mpiring.wire.collectives import Collectives
+from mpiring.wire.agree import PAYLOAD_BYTES, Opening
+from mpiring.wire.collectives import WHOLE, Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.local import LocalNetwork, first
 
@@ -23,6 +23,8 @@ class Ranks:
         rendezvous=True,
         message_bytes=1 << 30,
         device_transport="staged",
+        chunk_bytes=WHOLE,
+        small_bytes=-1,
         node=None,
         **more,
     ):
@@ -32,9 +34,11 @@ class Ranks:
         self.collectives = [
             Collectives(
                 transport,
-                Opening(transport, 1),
+                Opening(transport, 1, max(PAYLOAD_BYTES, small_bytes + 1)),
                 2,
+                small_bytes=small_bytes,
                 device_transport=device_transport,
+                chunk_bytes=chunk_bytes,
                 node=node and (lambda rank=rank: node(rank)),
             )
             for rank, transport in enumerate(self.network.transports)

@@ -38,6 +38,14 @@ def test_case_on_the_device(monkeypatch, case, size, transport):
         local.run(case, size, cupy, transport, seed, rendezvous)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("case, size", RUNS)
+def test_case_on_the_device_in_chunks(monkeypatch, case, size, transport):
+    """The executor's second form, with chunks as long as two elements or a quarter of a message."""
+    cupy = local.install(monkeypatch, choose=seeded(size))
+    local.run(case, size, cupy, transport, size, None, chunk_bytes=10)
+
+
 @pytest.mark.parametrize("case, size", RUNS)
 def test_case_on_the_host(monkeypatch, case, size):
     local.install(monkeypatch)
@@ -219,14 +227,14 @@ class Never(Request):
         return False
 
 
-def posted_out_of_turn(monkeypatch, how):
-    """Three buffers of 20, 5 and 4 bytes, of which the first is ready last; what was posted before and after that."""
+def posted_out_of_turn(monkeypatch, how, lengths=(20, 5, 4)):
+    """Buffers of so many bytes, of which the first is ready last; what was posted before and after that."""
     cupy = local.install(monkeypatch, choose=lazy)
     array = cupy.asarray(np.arange(3))
     kind: Any = kind_of(array).bound(array)
     inner = Posts()
     events = [types.SimpleNamespace(done=place > 0) for place in range(3)]
-    buffers = [kind.empty(n, "uint8") for n in (20, 5, 4)]
+    buffers = [kind.empty(n, "uint8") for n in lengths]
     started: list[Any] = []
     outer: Any = device_transport.Direct(inner, kind, 100)
     if how != "direct":
@@ -255,6 +263,12 @@ WANTED = {
 @pytest.mark.parametrize("how", OUT_OF_TURN)
 def test_messages_are_posted_in_the_order_of_the_calls(monkeypatch, how):
     assert posted_out_of_turn(monkeypatch, how) == WANTED[how]
+
+
+@pytest.mark.parametrize("how", OUT_OF_TURN)
+def test_an_empty_buffer_passes_its_turn_on_when_it_has_it(monkeypatch, how):
+    before, after = posted_out_of_turn(monkeypatch, how, lengths=(20, 0, 4))
+    assert (before, after) == (WANTED[how][0], [n for n in WANTED[how][1] if n != 5])
 
 
 @pytest.mark.parametrize("how", OUT_OF_TURN)

@@ -19,6 +19,8 @@ from wire.ranks import Ranks
 class Array:
     """A library's array: memory of NumPy's, seen by DLPack alone."""
 
+    __module__ = "newlib.core"
+
     def __init__(self, values, device=(1, 0), error=None):
         self.values = np.asarray(values)
         self.device, self.error = device, error
@@ -34,9 +36,6 @@ class Array:
         if self.error:
             raise self.error
         return self.values.__dlpack__(**kwargs)
-
-
-Array.__module__ = "newlib.core"
 
 
 @pytest.fixture
@@ -62,14 +61,25 @@ def test_the_library_makes_the_result(newlib):
         assert result is x and x.values.tolist() == [73.0] * 3
 
 
-def test_what_may_not_be_written_counts_as_immutable(newlib):
+class Copying(Array):
+    """Every look at it is a copy."""
+
+    __module__ = "newlib.core"
+
+    def __dlpack__(self, **kwargs):
+        return self.values.copy().__dlpack__(**kwargs)
+
+
+@pytest.mark.parametrize("kind", [Array, Copying])
+def test_what_may_not_be_written_counts_as_immutable(newlib, kind):
     values = np.full(3, 8.0)
-    values.flags.writeable = False
-    x = Array(values)
+    values.flags.writeable = kind is Copying
+    x = kind(values)
     results = allreduce([x, x], [None, x])
     assert {type(error) for error in results} == {ValueError}
     assert all(
-        "rank 1: out is a Array, which cannot be filled" in str(e) for e in results
+        f"rank 1: out is a {kind.__name__}, which cannot be filled" in str(e)
+        for e in results
     )
     received = Ranks(2).run(
         lambda r, c: rooted.broadcast(

@@ -210,12 +210,26 @@ REFUSED = {
         lambda t: t.ones(3, dtype=t.complex32),
         "dtype torch.complex32 is not supported",
     ),
+    "distributed": (
+        lambda t: t.ones(3).as_subclass(distributed(t)),
+        "a Distributed, which several ranks hold: pass x.to_local()",
+    ),
     "no storage": (lambda t: fake(t), "a FakeTensor has no memory to read: "),
     "all zero": (
         lambda t: t._efficientzerotensor(3),
         "a Tensor has no memory to read:  ?Cannot convert a ZeroTensor",
     ),
 }
+
+
+def distributed(torch):
+    """A class like DTensor, which needs a process group."""
+
+    def detach(self):
+        raise RuntimeError("not for you")
+
+    methods = {"to_local": lambda self: self, "detach": detach}
+    return type("Distributed", (torch.Tensor,), methods)
 
 
 def fake(torch):

@@ -97,7 +97,7 @@ MISTAKES = {
         "if action is Action.REDUCE]",
         "if action is not Action.STORE]",
     ),
-    "has one landing": (memory, "next(landings)", "self._landings[0]"),
+    "has one landing": (memory, "next(rooms)", "self._landings[0]"),
     "rounds at each hop": (
         memory,
         "accumulator(op, dtype)",

@@ -37,6 +37,30 @@ from . import cuda_driver, device_kernels
 from .host import Kind, as_dtype, has_own_places
 
 _LIBRARY = "cupy"
+_SUCCESS, _NOT_READY = 0, 600  # of cudaError_t
+
+
+class Mark:
+    """What a stream has been given so far.
+
+    CuPy's own ``Event.done`` says False for ever of work that has died, as of a kernel that wrote where it must
+    not: whoever polls it would wait for ever, and never hear of the error.
+    """
+
+    __slots__ = ("event", "_runtime")
+
+    def __init__(self, cupy: Any, stream: Any) -> None:
+        self._runtime = cupy.cuda.runtime
+        self.event = cupy.cuda.Event(disable_timing=True)
+        self.event.record(stream)
+
+    @property
+    def done(self) -> bool:
+        """Whether the work is done; raises CUDA's error if some has failed."""
+        status = self._runtime.eventQuery(self.event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise self._runtime.CUDARuntimeError(status)
+        return bool(status == _SUCCESS)
 
 
 class CupyKind(Kind):
@@ -94,22 +118,20 @@ class CupyKind(Kind):
     def _enter(self) -> None:
         """S waits for what X has to do so far."""
         with self._device:
-            self._ours.wait_event(self._mark(self._theirs))
+            self._ours.wait_event(self._mark(self._theirs).event)
 
     def _leave(self) -> None:
         """X waits for what S has to do so far."""
         with self._device:
-            self._theirs.wait_event(self.mark())
+            self._theirs.wait_event(self.mark().event)
 
-    def mark(self) -> Any:
-        """An event that is ``done`` when all work of ours so far is."""
+    def mark(self) -> Mark:
+        """A mark that is ``done`` when all work of ours so far is."""
         with self._device:
             return self._mark(self._ours)
 
-    def _mark(self, stream: Any) -> Any:
-        event = self.cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
-        return event
+    def _mark(self, stream: Any) -> Mark:
+        return Mark(self.cupy, stream)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -125,7 +147,10 @@ class CupyKind(Kind):
     @property
     def place(self) -> str:
         bound = self._device is not None
-        return f"device {self._device.id if bound else self.cupy.cuda.Device().id}"
+        number = self._device.id if bound else self.cupy.cuda.Device().id
+        # What an allocator of another sort gave must not serve a later call that goes direct.
+        sort = "" if CupyKind.new_goes_direct(self) else ", memory that is staged"
+        return f"device {number}{sort}"
 
     def device_of(self, x: Array) -> str:
         return f"device {x.device.id}"
@@ -238,5 +263,7 @@ def _stream_of(cupy: Any, device: int) -> Any:
     """Our stream of a device.  Not a blocking one: it would wait for the user's default stream and hold it up."""
     stream = _streams.get((id(cupy), device))
     if stream is None:
-        stream = _streams[id(cupy), device] = cupy.cuda.Stream(non_blocking=True)
+        # One of them, whichever thread comes first: scratch is safe in the order of one stream only.
+        stream = cupy.cuda.Stream(non_blocking=True)
+        stream = _streams.setdefault((id(cupy), device), stream)
     return stream

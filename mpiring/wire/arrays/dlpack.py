@@ -1,6 +1,7 @@
 """Arrays of libraries that mpiring does not know by name, by what they say of themselves.
 
-* In host memory: DLPack (``__dlpack__``), seen by NumPy.  What NumPy may not write is taken as immutable.
+* In host memory: DLPack (``__dlpack__``), seen by NumPy.  What NumPy may not write, or gets a copy of, is taken as
+  immutable.
 * In a GPU's memory: the CUDA array interface, as Numba's, or DLPack; seen by CuPy.
 
 A result is made by NumPy or CuPy and given to the array's library, ``library.from_dlpack``: the library is the module
@@ -46,7 +47,8 @@ class DlpackKind(Kind):
         return not self.is_immutable(x)
 
     def is_immutable(self, x: object) -> bool:
-        return not self.as_array(x).flags.writeable
+        one, other = self.as_array(x), self.as_array(x)
+        return not (one.flags.writeable and self.same_memory(one, other))
 
     def as_array(self, x: Any) -> Array:
         try:

@@ -17,10 +17,9 @@ import pytest
 
 import mpiring
 from mpiring.wire import device_support
-from mpiring.wire.arrays import cuda_driver
 from mpiring.wire.device_evidence import Clue
 
-from devices import compiled, deferred, numerics
+from devices import compiled, deferred, local, numerics
 
 REAL = pytest.param("real", marks=pytest.mark.gpu)
 
@@ -37,9 +36,9 @@ def cupy(where, comm, monkeypatch) -> Iterator[Any]:
     if where == "pretended":
         if compiled.no_compiler():
             pytest.skip(compiled.no_compiler())
-        module = deferred.install(monkeypatch, deferred.seeded(comm.rank), devices=1)
+        choose = deferred.seeded(comm.rank)
+        module = local.install(monkeypatch, choose=choose, devices=1)
         numerics.add(module, monkeypatch)
-        monkeypatch.setattr(cuda_driver, "driver", deferred.Driver)
         yield module
         return
     module, problem = real_cupy()

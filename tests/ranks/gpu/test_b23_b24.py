@@ -11,7 +11,7 @@ from mpiring.wire.arrays import CupyKind
 from mpiring.wire.device_evidence import Clue
 
 from devices import cases
-from devices.programs import slow_copy
+from devices.slow import slow_copy
 
 pytestmark = pytest.mark.ranks(2)
 

@@ -11,12 +11,15 @@ from mpi4py import MPI
 import mpiring
 
 from devices import cases
-from devices.cases import CASES
-from devices.programs import Programs, drive
+from devices.cases import CASES, Programs, drive
 
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, 5)
 SIZE = MPI.COMM_WORLD.size
 FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 SHORT = [name for name in FIT if name != "b03_everybody_sends_first"]  # that is large
+# On the pretended device one is enough here: tests/ranks/test_device.py has them all.
+PLACES: list[Any] = [("pretended", name) for name in SHORT[-1:]]
+PLACES += [pytest.param("real", name, marks=pytest.mark.gpu) for name in SHORT]
 BUCKETS = [8, 1 << 20, None]
 
 
@@ -25,7 +28,7 @@ def test_case(cupy, ring, scale, name):
     drive(CASES[name][0](Programs(ring, scale.many, 20), cupy))
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("where, name", PLACES, indirect=["where"])
 def test_case_in_short_messages(cupy, comm, transport, name):
     """Every buffer of more than five numbers goes in pieces."""
     with mpiring.Ring(

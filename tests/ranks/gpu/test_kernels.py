@@ -26,7 +26,7 @@ from ranks.reference import (
 from wire.reference import apply, finished, widened
 
 PAIRS = [(name, op) for name in DTYPES for op in ops_of(name)]
-# The kernels are compiled one by one: each rank takes its share.
+# Each is a kernel to compile, which takes a while: the ranks share them out.
 MINE = PAIRS[MPI.COMM_WORLD.rank :: MPI.COMM_WORLD.size]
 
 
@@ -113,13 +113,13 @@ def check(cupy, name, op, count):
     assert comparable(cupy.asnumpy(rounded), op) == comparable(want, op), (name, op)
 
 
-@pytest.mark.ranks(1, 4)
+@pytest.mark.ranks(4)
 def test_two_operands(cupy):
     for name, op in MINE:
         check(cupy, name, op, 2)
 
 
-@pytest.mark.ranks(1, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("count", [1, 3, 2 * device_kernels.MOST_OPERANDS + 1])
 def test_other_numbers_of_operands(cupy, count):
     for name, op in [("float32", "sum"), ("float16", "avg"), ("bfloat16", "max")]:

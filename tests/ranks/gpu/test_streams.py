@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.programs import slow_copy
+from devices.slow import slow_copy
 
 pytestmark = pytest.mark.ranks(2, 3)
 

@@ -1,0 +1,88 @@
+"""Small reductions: the arrays ride in the opening exchange, and every rank combines them itself.
+
+A ring is the wrong tool for a few bytes: it pays for ``2 (size - 1)`` messages, one after another.  The opening
+exchange talks to everyone in ``log2(size)`` rounds anyhow, and its messages have room.  Afterwards each rank has
+all contributions, and combines them in the order of promise 4: the bits are those of every other path, and no
+further message is sent.
+
+Only host memory rides along.  A rank that cannot bring its bytes brings none, and all see it and take the
+ordinary path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..plan.schedules import combination
+from ..plan.segments import Segments
+from . import arithmetic
+from .arithmetic import Array
+from .arrays import Kind
+
+# An array up to this may ride along, and all of them together up to that: in the last round of the exchange
+# half of them travel in one message.
+MOST_BYTES = 4 << 10
+_TOGETHER = 32 << 10
+
+# In any order the same bits: nothing is rounded.
+_EXACT = frozenset(("min", "max"))
+
+
+def most_bytes(size: int) -> int:
+    """The longest array that rides along in a ring of so many ranks."""
+    return min(MOST_BYTES, _TOGETHER // size)
+
+
+def combine(
+    kind: Kind,
+    said: Sequence[bytes],
+    op: str,
+    order: str,
+    dtype: str,
+    out: Array,
+    part: slice | None = None,
+    last: int | None = None,
+) -> None:
+    """Combine what the ranks said and write the result to ``out``.
+
+    Args:
+        kind: of ``out``, in host memory.
+        said: the ranks' flat arrays as bytes, in rank order.
+        op, order: of the reduction.
+        dtype: of arrays and result, by name.
+        out: flat; as long as an array, or as ``part`` of it.
+        part: the elements wanted; None for all.
+        last: the rank whose contribution comes last in the order ``"ring"``; None: that is the home of each
+            segment of the whole array.
+    """
+    size = len(said)
+    count = len(said[0]) // kind.itemsize(dtype)
+    together = kind.typed(np.frombuffer(b"".join(said), np.uint8), dtype, size * count)
+    rows: Any = together.reshape(size, count)
+    if last is not None or order == "rank" or count == 0:
+        ranks = combination(order, 0 if last is None else last, size)
+        operands = [rows[rank] for rank in ranks]
+    elif op in _EXACT or out.dtype.kind in "iub":
+        operands = list(rows)
+    else:
+        operands = list(together[_places(count, size)])
+    if part is not None:
+        operands = [operand[part] for operand in operands]
+    wide = arithmetic.accumulator(op, dtype)
+    total = out if wide == dtype else kind.empty(out.size, wide)
+    kind.fold(op, operands, total)
+    kind.finish(op, size, total, out)
+
+
+@lru_cache(maxsize=64)
+def _places(count: int, size: int) -> Array:
+    """Row k has, for each element, the place of the contribution that comes k-th in the order ``"ring"``."""
+    places = np.empty((size, count), np.intp)
+    for home, segment in enumerate(Segments(count, size)):
+        for row, rank in enumerate(combination("ring", home, size)):
+            places[row, segment.slice] = np.arange(*segment) + rank * count
+    return places

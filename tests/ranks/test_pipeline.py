@@ -1,0 +1,72 @@
+"""The executor's second form over a real MPI: everything in chunks of a few elements."""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+import mpiring
+
+from devices import cases
+from devices.cases import CASES
+from ranks.reference import (
+    DTYPES,
+    ops_of,
+    random_array,
+    reduced,
+    same_bits,
+    same_on_all_ranks,
+)
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+
+
+@pytest.fixture(params=[8, 40])
+def ring(comm, request):
+    """A ring whose chunks have so many bytes."""
+    with mpiring.Ring(comm, timeout=30, message_bytes=24) as ring:
+        for member in ring._session.members:
+            member.chunk_bytes = request.param
+        yield ring
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_promise_4_same_bits_in_chunks(comm, ring, dtype):
+    count = 5 * SIZE + 3
+    every = [random_array(dtype, (count,), rank, 7) for rank in range(SIZE)]
+    got = []
+    for op in ops_of(dtype):
+        for algorithm, order in (
+            ("ring", "ring"),
+            ("direct", "ring"),
+            ("direct", "rank"),
+        ):
+            result = ring.allreduce(every[RANK], op, algorithm=algorithm, order=order)
+            got.append(((op, algorithm, order), result, reduced(every, op, order)))
+    for what, actual, expected in got:
+        same_bits(actual, expected, what)
+    same_on_all_ranks(comm, [actual for _, actual, _ in got])
+
+
+FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_case_in_chunks(ring, name):
+    assert list(CASES[name][0](cases.Programs(ring), cases.Numpy)) == []
+
+
+@pytest.mark.ranks(2, 3)
+def test_promise_6_a_hang_in_chunks_names_the_silent_rank(comm):
+    """A rank that stops in the middle of a pipeline is named, and the ring is broken."""
+    ring = mpiring.Ring(comm, timeout=30)
+    ring._session.members[0].chunk_bytes = 64
+    x = random_array("float64", (4000,), RANK, 1)
+    if RANK == 1:
+        work = ring.allreduce(x, algorithm="ring", async_op=True)
+        comm.Barrier()
+        assert not work._operation.done
+        return
+    with pytest.raises(mpiring.RingTimeout, match="in no call of this ring: rank 1"):
+        ring.allreduce(x, algorithm="ring", timeout=0.5)
+    comm.Barrier()
