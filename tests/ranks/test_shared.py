@@ -215,6 +215,8 @@ def test_errors_are_collective(comm, ring):
     y = np.ones(3) if is_last else x
     told = all_raise(comm, ring, lambda: ring.allreduce(y, out=y, algorithm="shared"))
     assert told[0] == "ValueError" and f"rank {last} passed other memory" in told[1]
+    told = all_raise(comm, ring, lambda: ring.broadcast(y, algorithm="shared"))
+    assert told[0] == "ValueError" and f"rank {last} passed other memory" in told[1]
     assert (ring.allreduce(y, out=y) == comm.size).all()
     assert files() == []
 
