@@ -24,6 +24,7 @@ Who decides between the two is :mod:`mpiring.wire.device_support`.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
@@ -324,6 +325,7 @@ class Carriage:
         self.inner = transport
         self.device_transport = device_transport
         self._chunks = Chunks(min(STAGE_BYTES, transport.message_bytes))
+        self._has_said = False  # that a direct ring stages something
 
     def stages(self, kind: Kind, *arrays: Array) -> bool:
         """Whether buffers like these are staged on this rank."""
@@ -332,7 +334,18 @@ class Carriage:
         if self.device_transport == "staged":
             return True
         # Scratch and results are where new arrays are.
-        return not (kind.new_goes_direct() and all(map(kind.goes_direct, arrays)))
+        if kind.new_goes_direct() and all(map(kind.goes_direct, arrays)):
+            return False
+        if not self._has_said:
+            self._has_said = True
+            warnings.warn(
+                f"rank {self.inner.rank}: this ring hands device memory to the MPI, but this array, or the memory that "
+                "CuPy gives out now, is managed or of a stream-ordered pool, which other processes cannot open: it is "
+                "staged through the host",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return True
 
     def stages_new(self) -> bool:
         """Whether this rank would stage an array that it has yet to make, of a kind that it does not know."""

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .loaded import Library
+from .loaded import Library, mapped_here
 
 FORMAT = 1
 MOST_BYTES = 1 << 16  # a record has less than a hundredth of this
@@ -51,7 +51,8 @@ class Subject:
         library: what ``MPI_Get_library_version`` says.
         path, mtime_ns: the file it comes from, links followed, and when that was last changed.
         host: this host's name.
-        settings: those of ``SETTINGS`` that are set, as ``NAME=value`` with spaces between.
+        settings: those of ``SETTINGS`` that are set, as ``NAME=value``, and the UCX that is loaded, with spaces
+            between.
     """
 
     library: str
@@ -71,6 +72,9 @@ def find_subject(library: Library, environment: Mapping[str, str]) -> Subject | 
     except OSError:  # replaced since it was loaded
         return None
     settings = " ".join(f"{v}={environment[v]}" for v in SETTINGS if v in environment)
+    # The same MPI moves device memory over one UCX and crashes over another.
+    for ucx in sorted(p for p in mapped_here() if "/libucp" in p):
+        settings = f"{settings} {os.path.realpath(ucx)}".strip()
     return Subject(library.text, path, changed, socket.gethostname(), settings)
 
 

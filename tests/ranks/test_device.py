@@ -8,6 +8,7 @@ allows, as on an MPI of unknown abilities.
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -193,6 +194,10 @@ def test_one_rank_on_the_host_another_on_the_device(cupy, ring, host):
     cases.check(mine, out, np.full(50, 8.0 ** ((RANK - 1) % SIZE)))
 
 
+STAGED_ALL_THE_SAME = "ignore:.*is staged through the host:RuntimeWarning"
+
+
+@pytest.mark.filterwarnings(STAGED_ALL_THE_SAME)
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("memory", ["malloc_managed", "malloc_async"])
 @pytest.mark.parametrize("where", ["everywhere", "on rank 1"])
@@ -216,12 +221,20 @@ def test_memory_that_cannot_go_direct_is_staged(cupy, ring, travelled, memory, w
     cases.check(cupy, copy, np.full(50, 1.0))
 
 
-def test_a_managed_array_alone_is_staged(cupy, ring, travelled):
-    """With the usual allocator around it."""
+def test_a_managed_array_alone_is_staged_and_says_so(
+    cupy, ring, transport, travelled, recwarn
+):
+    """With the usual allocator around it; once for each ring."""
+    warnings.simplefilter("always")
     with cupy.cuda.using_allocator(cupy.cuda.malloc_managed):
         x = cupy.asarray(np.full(50, 8.0**RANK))
-    result = ring.allreduce(x, algorithm="ring")
-    cases.check(cupy, result, np.full(50, float(ALL_RANKS)))
+    for _ in range(2):
+        result = ring.allreduce(x, algorithm="ring")
+        cases.check(cupy, result, np.full(50, float(ALL_RANKS)))
+    told = [str(w.message) for w in recwarn if w.category is RuntimeWarning]
+    assert [f"rank {RANK}: " in text for text in told] == [True] * (
+        transport == "direct"
+    )
     assert travelled == ({"staged"} if SIZE > 1 else set())
 
 

@@ -96,6 +96,7 @@ def test_out_of_an_immutable_kind_is_refused(comm, ring, library):
     check(library, x, np.full(3, each))
 
 
+@pytest.mark.skipif(not OTHERS, reason="no library but NumPy is installed")
 @pytest.mark.ranks(2, 3)
 def test_ranks_of_different_libraries(comm, ring):
     """NumPy on the last rank; each of the others has the library whose turn it is."""

@@ -9,6 +9,10 @@ from mpiring.wire.arrays import CupyKind, kind_of
 
 from devices import cases
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*is staged through the host:RuntimeWarning"
+)
+
 ALLOCATORS = {
     "the pool": lambda cupy: cupy.get_default_memory_pool().malloc,
     "a pool of one's own": lambda cupy: cupy.cuda.MemoryPool().malloc,
