@@ -29,7 +29,7 @@ from wire.interleaving import protocols, seeds
 from wire.ranks import Ranks
 from wire.reference import same_bits
 
-made = []
+made: list[bytes] = []
 
 
 def files():
