@@ -55,11 +55,15 @@ def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> 
             raise TypeError(f"the names of parameters must be str, got {name!r}")
 
 
-def parameter(name: str, array: Any) -> Signature:
-    """The signature of a parameter; ``TypeError``, naming it, if it is no array or its gradients do not add up."""
+def parameter(name: str, array: Any, places: dict[str, tuple[str, str]]) -> Signature:
+    """The signature of a parameter, as :func:`~mpiring.training.flat.signature` takes and gives it.
+
+    Raises:
+        TypeError, ValueError: naming it, if it is no array, its gradients do not add up, or it is on another device.
+    """
     if array is None:
         raise TypeError(f"parameter {name} is None; every parameter must be an array")
-    found = signature(f"parameter {name}", array)._replace(name=name)
+    found = signature(f"parameter {name}", array, places)._replace(name=name)
     try:
         check_op("sum", str(found.dtype))
     except TypeError as error:

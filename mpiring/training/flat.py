@@ -30,17 +30,33 @@ class Signature(NamedTuple):
         return f"{self.kind} {self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def signature(name: str, array: Any) -> Signature:
+def signature(
+    name: str, array: Any, places: dict[str, tuple[str, str]] | None = None
+) -> Signature:
     """The signature of an array, a number or None.
+
+    Args:
+        name: for messages too.
+        array: what it is of.
+        places: where the arrays before it are that would share a buffer, by kind; it joins them.
 
     Raises:
         TypeError: naming it, if no collective takes it.
+        ValueError: naming it and another, if they are on different devices.
     """
     if array is None:
         return Signature(name, None, (), "")
     try:
         kind = kind_of(array)
         array = kind.as_array(array)
+        if places is not None and kind.is_device:
+            here = kind.device_of(array)
+            place, other = places.setdefault(kind.name, (here, name))
+            if here != place:
+                raise ValueError(
+                    f"{name} is on {here}, {other} on {place}; what travels together must be on one device: "
+                    "make a call for each"
+                )
         return Signature(name, kind.dtype_name(array), tuple(array.shape), kind.name)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
@@ -106,13 +122,18 @@ class Flat:
         """Copy the arrays in that are there; None becomes zeros, and a number goes everywhere."""
         values = {n: self._values(arrays[n]) for n in self._parts if n in arrays}
         kind = self._kind.bound(self._buffer)
-        for name, value in values.items():
+        for name, (_, value) in values.items():
             kind.copy(value, self._parts[name][1])
         self._hand_back(kind)
+        for name, (theirs, value) in values.items():
+            if (
+                theirs is not None
+            ):  # its memory is its library's again when it has been read
+                theirs.finished(arrays[name], value)
 
     def another(self) -> Flat:
-        """Another one for the same arrays, with nothing in it."""
-        return Flat(self.signatures, self._kind)
+        """Another one for the same arrays, with nothing in it; in the order of the stream that is current now."""
+        return Flat(self.signatures, self._kind.bound(self._buffer))
 
     def copied(self) -> Flat:
         """Another one that holds the same."""
@@ -122,17 +143,21 @@ class Flat:
         copy._hand_back(kind)
         return copy
 
-    def _values(self, given: Any) -> Any:
-        """What to copy from: an array, or a number for every element."""
+    def _values(self, given: Any) -> tuple[Kind | None, Any]:
+        """What to copy from, an array or a number for every element; and its kind if that has a stream of its own."""
         if given is None:
-            return 0
+            return None, 0
         if isinstance(given, (bool, int, float, complex)):
-            return given
+            return None, given
         kind = NUMPY if isinstance(given, (list, tuple)) else kind_of(given)
         array = kind.as_array(given)
-        if kind.name != self._kind.name:
-            kind.bound(array)  # its library may have a stream of its own to wait for
-        return array
+        if kind.is_device and self._kind.is_device:
+            here, there = kind.device_of(array), kind.device_of(self._buffer)
+            if here != there:
+                raise ValueError(f"an array on {here}, expected one on {there}")
+        if kind.name != self._kind.name or kind.names_streams:
+            return kind.bound(array), array  # waits for what its library has to do
+        return None, array
 
     def _hand_back(self, kind: Kind) -> None:
         """The buffer has been written: what the user does next comes after."""

@@ -58,6 +58,7 @@ def average_gradients(
     failure: Exception | None = None
     leaves: dict[str, Any] = {}
     signatures: list[Signature] = []
+    places: dict[str, tuple[str, str]] = {}
     try:
         if ring.members > 1:
             raise RingError(
@@ -76,7 +77,7 @@ def average_gradients(
         ):
             text = _text(name)
             leaves[text] = leaf
-            signatures.append(_signature(text, leaf, op))
+            signatures.append(_signature(text, leaf, op, places))
     except Exception as error:
         failure = error
     settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
@@ -90,8 +91,10 @@ def average_gradients(
     return _rebuilt(grads, (), averaged)
 
 
-def _signature(name: str, leaf: Any, op: Any) -> Signature:
-    found = signature(f"gradient {name}", leaf)._replace(name=name)
+def _signature(
+    name: str, leaf: Any, op: Any, places: dict[str, tuple[str, str]]
+) -> Signature:
+    found = signature(f"gradient {name}", leaf, places)._replace(name=name)
     if found.dtype is not None and isinstance(op, str):
         try:
             check_op(op, found.dtype)

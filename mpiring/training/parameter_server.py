@@ -86,7 +86,10 @@ class ParameterServer:
         said = ""
         try:
             check_server(ring, params, update, root, mode)
-            signatures = [parameter(name, params[name]) for name in sorted(params)]
+            places: dict[str, tuple[str, str]] = {}
+            signatures = [
+                parameter(name, params[name], places) for name in sorted(params)
+            ]
             said = json.dumps({"root": root, "mode": mode, "params": signatures})
             self._params = [
                 Flat(group, operand(params[group[0].name]).kind)

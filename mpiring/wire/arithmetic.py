@@ -3,7 +3,8 @@
 Rules (promise 3):
 
 * integers wrap, NaN propagates through min and max: both as NumPy's ufuncs do;
-* 16-bit floats add and multiply in float32 and are rounded once, when a segment is finished;
+* 16-bit floats add and multiply in float32 and are rounded once, when a segment is finished; a NaN comes out positive
+  and without payload;
 * an average divides the sum by the size before that rounding: a true division, for complex numbers of
   both parts;
 * what has no good answer (the average of integers, the sum of bools, the largest complex number) is a
@@ -35,12 +36,9 @@ HALVES = frozenset(("float16", "bfloat16"))
 _COMPLEX = frozenset(("complex64", "complex128"))
 DTYPES = _INTEGERS | HALVES | _COMPLEX | {"bool", "float32", "float64"}
 
-# Elements folded at a time on the host: 32 Ki of float32 are 128 KiB, which stay in a core's L2 cache
-# together with the operands' pieces.
-_BLOCK = 1 << 15
-# Bytes of each operand folded at a time where the result goes on to several outputs.  Measured between 32 and 512 KiB
-# with two and four operands: shorter blocks cost calls, longer ones leave a core's L2 cache of 1 or 2 MiB.
-_FUSED_BYTES = 256 << 10
+# Folded at a time on the host, of each operand.  Measured between 32 and 512 KiB with two and four operands: shorter
+# blocks cost calls, longer ones leave a core's L2 cache of 1 or 2 MiB.
+BLOCK_BYTES = 256 << 10
 
 
 def check_op(op: str, dtype: str) -> None:
@@ -70,6 +68,16 @@ def check_op(op: str, dtype: str) -> None:
         )
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of an element, by its name; whether or not this process can make one.
+
+    >>> [itemsize(name) for name in ("bool", "bfloat16", "complex128")]
+    [1, 2, 16]
+    """
+    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(bits) // 8 if bits else 1
+
+
 def accumulator(op: str, dtype: str) -> str:
     """The dtype in which partial results are kept and travel."""
     return "float32" if dtype in HALVES and op in ("sum", "prod", "avg") else dtype
@@ -87,117 +95,74 @@ def library_dtype(op: str, dtype: str) -> str:
     return "int32" if narrow and op in ("sum", "prod") else dtype
 
 
-def fold(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
-    """``out = ((operands[0] op operands[1]) op ...)``, in ``out``'s dtype, on whole arrays.
-
-    The operands may be narrower than ``out``; ``out`` may be one of them only if there are two.
-    """
-    ufunc = getattr(xp, _UFUNC[op])
-    left, *rest = (_in_dtype_of(out, operand) for operand in operands)
-    if not rest:
-        out[...] = left
-    for right in rest:
-        if _differs_in_place(op, out):
-            out[...] = ufunc(left, right)
-        else:
-            ufunc(left, right, out=out)
-        left = out
-
-
-def fold_in_blocks(xp: Any, op: str, operands: Sequence[Array], out: Array) -> None:
-    """:func:`fold` for host memory: in one pass, block by block; ``out`` may be any of the operands."""
-    if (
-        len(operands) == 2
-        and all(operand.dtype == out.dtype for operand in operands)
-        and not _differs_in_place(op, out)
-    ):
-        getattr(xp, _UFUNC[op])(operands[0], operands[1], out=out)
-        return
-    block = xp.empty(min(_BLOCK, out.size), out.dtype)
-    for piece in pieces(out.size, _BLOCK):
-        part = block[: piece.length]
-        fold(xp, op, [operand[piece.slice] for operand in operands], part)
-        out[piece.slice] = part
-
-
-def fold_to_all(
-    xp: Any,
-    op: str,
-    size: int,
-    operands: Sequence[Array],
-    outs: Sequence[Array],
-    wide: Any,
+def combine(
+    xp: Any, op: str, operands: Sequence[Array], outs: Sequence[Array], size: int = 1
 ) -> None:
-    """``out = finish((operands[0] op operands[1]) op ...)`` for each of ``outs``, in one pass over host memory.
-
-    Block by block, so that a block stays in the core's cache until it is combined, finished and stored to all.
+    """Fold ``operands`` from the left and write the result to each of ``outs``, in one pass over memory.
 
     Args:
-        size: what an average divides by.
-        operands: one or more, of the dtype of the outputs.
-        outs: one or more; each may be one of the operands.
-        wide: the dtype in which partial results are kept.
+        xp: the array namespace.
+        op: of :data:`OPS`.
+        operands: flat arrays of one length, at least one.  16-bit floats may come with float32, which a sum or
+            product of them is accumulated in.
+        outs: flat arrays of that length and one dtype, at least one: a sum, product or average of 16-bit floats that
+            goes to float32 is not rounded yet.  Each is apart from all operands or the very same elements as one.
+        size: what an average is divided by, before it is rounded: 1 leaves it a sum.
     """
-    ufunc = getattr(xp, _UFUNC[op])
-    out, *others = outs
-    is_wide = out.dtype != wide
-    differs = _differs_in_place(op, out)
-    step = max(1, _FUSED_BYTES // wide.itemsize)
-    needs_block = is_wide or len(operands) > 2
-    block = xp.empty(min(step, out.size) if needs_block else 0, wide)
-    for piece in pieces(out.size, step):
-        here = piece.slice
-        result = out[here]
-        kept = block[: piece.length]
-        value = operands[0][here]
-        for turn, operand in enumerate(operands[1:], 2):
-            # An output may be an operand: nothing is written there before the last one is read.
-            place = kept if is_wide or turn < len(operands) else result
-            right = operand[here]
-            if is_wide:
-                value, right = _in_dtype_of(kept, value), _in_dtype_of(kept, right)
-            if differs:
-                value = ufunc(value, right)
-            else:
-                value = ufunc(value, right, out=place)
-        if is_wide and value.dtype != wide:
-            value = _in_dtype_of(kept, value)
-        if op == "avg" or value is not result:
-            finish(xp, op, size, value, result)
+    out = outs[0]
+    ufunc, wide = getattr(xp, _UFUNC[op]), out.dtype
+    if wide.itemsize == 2 and wide.name in HALVES:  # names take long
+        wide = xp.dtype(accumulator(op, wide.name))
+    rounds, divides = wide != out.dtype, op == "avg" and size != 1
+    # Bits must not depend on where the result goes (promise 4), but NumPy multiplies complex numbers with fused
+    # multiply-adds where the CPU has them, and a single number in place without.
+    is_free = not (op == "prod" and wide.kind == "c")
+    goes_straight = is_free and not rounds
+    if goes_straight and not divides and len(operands) == 2 and len(outs) == 1:
+        left, right = operands
+        if left.dtype == right.dtype == wide:
+            ufunc(left, right, out=out)
+            return
+    length = BLOCK_BYTES // wide.itemsize
+    needs_block = rounds or len(operands) > 2
+    block = xp.empty(min(length, out.size) if needs_block else 0, wide)
+    for piece in pieces(out.size, length):
+        part = block[: piece.length]
+        place, *others = (out[piece.slice] for out in outs)
+        total, *rest = (_as_dtype(wide, x[piece.slice]) for x in operands)
+        for number, right in enumerate(rest, start=1):
+            # When the last operand is combined, all have been read.
+            is_last = number == len(rest)
+            target = place if goes_straight and is_last else part
+            total = ufunc(total, right, out=target if is_free else None)
+        if divides:
+            total = _divided(xp, total, size, part if rounds else place)
+        if rounds:
+            _round(total, place)
+        elif total is not place:
+            place[...] = total
         for other in others:
-            other[here] = result
+            other[...] = place
 
 
-def finish(xp: Any, op: str, size: int, value: Array, out: Array) -> None:
-    """Write the finished ``value`` to ``out``: divided by ``size`` for an average, rounded to its dtype.
+def _divided(xp: Any, value: Array, size: int, out: Array) -> Array:
+    """``value / size`` in ``out``; of complex numbers both parts, as their own division would round otherwise."""
+    real = value.real.dtype
+    xp.divide(value.view(real), real.type(size), out=out.view(real))
+    return out
 
-    A ``value`` wider than ``out`` is used up.
+
+def _round(value: Array, out: Array) -> None:
+    """Round float32 to 16 bits, to the nearest, ties to even.
+
+    A NaN becomes *the* NaN, positive and quiet: which payload a sum of two has, compilers choose, and in a call that
+    every rank computes for itself the bits have to be the same on all.
     """
-    if op != "avg":
-        if value is not out:
-            out[...] = value
-        return
-    if (
-        value.dtype.kind == "c"
-    ):  # divide the parts: complex division would round otherwise
-        real = value.real.dtype
-        value, out = value.view(real), out.view(real)
-    divisor = value.dtype.type(size)
-    if value.dtype == out.dtype:
-        xp.divide(value, divisor, out=out)
-    else:
-        xp.divide(value, divisor, out=value)
-        out[...] = value
+    out[...] = value
+    largest = value.max() if value.size else 0
+    if largest != largest:
+        out[value != value] = out.dtype.type(float("nan"))
 
 
-def _differs_in_place(op: str, out: Array) -> bool:
-    """Whether bits may depend on where the result goes (promise 4 says they must not).
-
-    NumPy multiplies complex numbers with fused multiply-adds where the CPU has them, but a single number
-    in place without.
-    """
-    return bool(op == "prod" and out.dtype.kind == "c")
-
-
-def _in_dtype_of(out: Array, operand: Array) -> Array:
-    return operand if operand.dtype == out.dtype else operand.astype(out.dtype)
+def _as_dtype(dtype: Any, x: Array) -> Array:
+    return x if x.dtype == dtype else x.astype(dtype)

@@ -42,11 +42,12 @@ class Call:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """Keep what goes wrong inside, for the opening exchange."""
+        """Keep what goes wrong inside, for the opening exchange; of several failures the first."""
         try:
             yield
         except Exception as error:
-            self.failure = error
+            if self.failure is None:
+                self.failure = error
 
     def places_of_all(self, size: int) -> tuple[list[Place | None], list[Place | None]]:
         """The places of the ranks' inputs and of their outputs, after the opening exchange."""

@@ -236,12 +236,16 @@ class Collectives:
             known("algorithm", algorithm, names_of("allgather"))
             self.need_library(algorithm, source.kind)
             call.choose(algorithm)
-            self.carry(call, source, None)
+            path: RankProgram | None = None
+            if algorithm != "mpi":
+                name = "ring" if call.may_share else algorithm
+                path = program_of("allgather", size, rank, name, "ring", False)
+            self.carry(call, source, path)
             given = -1
             share(call, source.kind, source.array)
             if out is not None:
                 wanted = checked_output(source, out)
-                self.carry(call, source, None, wanted)
+                self.carry(call, source, path, wanted)
                 if wanted.shape[1:] != trailing or wanted.ndim != max(
                     source.array.ndim, 1
                 ):
@@ -273,7 +277,6 @@ class Collectives:
         is_shared = self.is_shared(
             call, total * width, fused.unless_written(xs, overlapped, starts)
         )
-        path: RankProgram | None = None
         with call.local():
             target = output(source, out, (total, *trailing))
             mine = target.flat[segments[rank].slice]
@@ -282,11 +285,8 @@ class Collectives:
                 overlaps = source.kind.overlaps(flat, mine)
                 source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-            if algorithm != "mpi" and not is_shared:
-                name = "ring" if call.may_share else algorithm
-                path = program_of("allgather", size, rank, name, "ring", False)
-            memory = self.memory(path, source, segments, None, target.places, "max")
-            self.reserve(call, source, path)
+            way = None if is_shared else path
+            memory = self.memory(way, source, segments, None, target.places, "max")
         yield from self.settle(call, total * width * itemsize, position)
         if is_shared:
             position.phase = "node-shared allgather"
@@ -357,13 +357,15 @@ class Collectives:
                 call.all_places = places
         return payloads
 
-    def settle(self, call: Call, nbytes: int, position: Position) -> Program[None]:
+    def settle(
+        self, call: Call, nbytes: int, position: Position, is_sure: bool = True
+    ) -> Program[None]:
         """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
 
-        If that is a lot, the ranks agree once more, so that all of them raise.  Else a rank that fails, which
-        can hardly be, breaks its ring.
+        If that is a lot, or not sure to be had, the ranks agree once more, so that all of them raise.  Else a
+        rank that fails, which can hardly be, breaks its ring.
         """
-        if nbytes > _SURE_BYTES:
+        if nbytes > _SURE_BYTES or not is_sure:
             yield from self.open(call, always=True)
         elif call.failure is not None:
             position.phase = "taking memory for the result"
@@ -518,12 +520,11 @@ class Collectives:
     def carry(
         self, call: Call, source: Operand, path: RankProgram | None, *arrays: Array
     ) -> None:
-        """Find out how the buffers of a call travel from this rank, and take the memory for it."""
-        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
-        self.reserve(call, source, path)
+        """Find out how the buffers of a call travel from this rank.
 
-    def reserve(self, call: Call, source: Operand, path: RankProgram | None) -> None:
-        """Take the memory to stage what a step has under way at one time."""
+        Takes the memory to stage what a step of the path has under way at one time.
+        """
+        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
         if call.stages and path is not None:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0

@@ -2,7 +2,7 @@
 
 A rank reads the others' arrays where they are, and writes results where the others want them.  An all-reduce is
 one pass over the ranks' arrays: each rank combines *its* segment of all of them, in the order of promise 4, and
-stores it to all (:func:`mpiring.wire.arithmetic.fold_to_all`).  That is as much as a ring does to a segment, with
+stores it to all (:func:`mpiring.wire.arithmetic.combine`).  That is as much as a ring does to a segment, with
 the hops left out: the bits are the same.
 
 Theory

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from .arithmetic import DTYPES
+from .arithmetic import DTYPES, itemsize
 from .device_transport import Carriage
 from .operands import Operand, Target, checked_output, operand
 from .transport import Program, Transport, together, wait
@@ -143,7 +143,8 @@ def _receive_all(
         kind, array = source.kind, source.array
         fits = (_CODES[code], count) == (source.dtype, array.size)
         if not fits:
-            rest = kind.empty(count, _CODES[code])
+            # As bytes: this process may have no such dtype, and the message must be taken all the same.
+            rest = kind.empty(count * itemsize(_CODES[code]), "uint8")
             yield from wait(carrier.irecv(kind.message(rest), peer, tag))
             failure = failure or ValueError(
                 f"recv: rank {transport.rank} passed {source.description}, but rank {peer} sent "

@@ -30,18 +30,25 @@ class Target:
         theirs: the user's array.
         array: the same as an array of the kind's engine.
         is_filled: whether it holds the result already, as a broadcast's root does.
+        own: bound to the array itself, if that has a stream of its own.
 
     Attributes:
         flat: where the result is written: the array's memory, or memory of ours if it is strided.
     """
 
     def __init__(
-        self, kind: Kind, theirs: Any, array: Array, is_filled: bool = False
+        self,
+        kind: Kind,
+        theirs: Any,
+        array: Array,
+        is_filled: bool = False,
+        own: Kind | None = None,
     ) -> None:
         self._kind = kind
         self._theirs = theirs
         self._array = array
         self._is_filled = is_filled
+        self._own = own
         self._is_apart = not kind.is_flat(array) and not is_filled
         if is_filled:
             self.flat = kind.flat(array)
@@ -60,6 +67,8 @@ class Target:
             self._kind.copy(self.flat.reshape(self._array.shape), self._array)
         if self._theirs is not None and not self._is_filled:
             self._kind.written(self._theirs)
+        if self._own is not None:
+            self._own.finished(self._theirs, self._array)
         return self._kind.finished(self._theirs, self._array)
 
 
@@ -105,7 +114,9 @@ def output(source: Operand, out: Any, shape: tuple[int, ...]) -> Target:
     array = checked_output(source, out)
     if tuple(array.shape) != tuple(shape):
         raise ValueError(f"out has shape {tuple(array.shape)}, expected {tuple(shape)}")
-    return Target(source.kind, out, array)
+    kind = kind_of(out)
+    own = kind.bound(array) if kind.names_streams else None
+    return Target(source.kind, out, array, own=own)
 
 
 def flat_input(source: Operand, target: Target, part: slice | None = None) -> Array:

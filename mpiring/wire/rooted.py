@@ -161,7 +161,8 @@ def _broadcast(
             source = operand(x)
             said = _signature(source)
             is_filled = not is_root and source.kind.is_array(x)
-            member.carry(call, source, None)
+            nbytes = source.array.size * source.kind.itemsize(source.dtype)
+            member.carry(call, source, choose(nbytes))
             if is_filled and not source.kind.is_writeable(source.array):
                 raise ValueError(
                     "x is read-only or its elements share memory, and it would be filled; "
@@ -179,10 +180,18 @@ def _broadcast(
     _check_broadcast(call.name, payloads, root)
     xs, _ = call.places_of_all(transport.size)
     is_shared = member.is_shared(call, prod(_parsed(payloads[root])[2]), xs)
+    if x is None:
+        with call.local():
+            source, target = _like(payloads[root])
+            nbytes = target.flat.size * source.kind.itemsize(source.dtype)
+            member.carry(call, source, choose(nbytes))
+    if any(len(said) == 1 for said in payloads):
+        # Where memory is staged some of it is pinned, which may be refused however little it is.
+        is_sure = not call.someone_stages
+        yield from member.settle(call, _bytes_of(payloads[root]), position, is_sure)
     position.phase = "taking memory for the result"
     if x is None:
-        source, target = _like(payloads[root])
-        member.carry(call, source, None)
+        pass
     elif source.kind.is_array(x) or is_root and source.kind.is_immutable(x):
         target = Target(source.kind, x, source.array, is_filled=is_root)
     else:  # a number, or what cannot be filled
@@ -207,7 +216,6 @@ def _broadcast(
 
     memory = member.memory(path, source, segments, None, target.places, "max")
     assert memory is not None
-    member.reserve(call, source, path)
     yield from member.execute(memory, call, source, position)
     result = target.done()
     if x is None:
@@ -387,6 +395,11 @@ def _signature(source: Operand) -> bytes:
 def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
     kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
     return KINDS[kind], _CODES[code], tuple(shape)
+
+
+def _bytes_of(said: bytes) -> int:
+    _, dtype, shape = _parsed(said)
+    return prod(shape) * arithmetic.itemsize(dtype)
 
 
 def _words(said: bytes) -> str:

@@ -15,6 +15,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiring
+from mpiring.plan.catalog import schedule
 from mpiring.wire import device_transport, loaded, probe_record
 from mpiring.wire.arrays.cupy import CupyKind
 
@@ -337,6 +338,36 @@ def test_promise_5_a_device_failure_on_one_rank_is_raised_by_all(
             patch.setattr(cupy, "empty", full)
         with pytest.raises(MemoryError, match="rank 1: out of memory"):
             ring.allreduce(x)
+    cases.check(cupy, ring.allreduce(x), np.full(40, float(SIZE)))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("transport", ["staged"], indirect=True)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda ring, x: ring.allreduce(x),
+        lambda ring, x: ring.reduce(x),
+        lambda ring, x: ring.allgather(x),
+        lambda ring, x: ring.broadcast(x),
+        lambda ring, x: ring.broadcast(x if RANK == 0 else None),
+        lambda ring, x: ring.run(schedule("broadcast", SIZE), x),
+    ],
+)
+def test_promise_5_pinned_memory_that_one_rank_cannot_have(
+    cupy, ring, call, monkeypatch
+):
+    """However little it is: a limit on locked memory does not ask."""
+    x = cupy.asarray(np.ones(40))
+    with monkeypatch.context() as patch:
+        if RANK == 1:
+
+            def refused(nbytes):
+                raise MemoryError(f"cannot lock {nbytes} bytes")
+
+            patch.setattr(cupy.cuda, "alloc_pinned_memory", refused)
+        with pytest.raises(MemoryError, match="rank 1: cannot lock 40 bytes"):
+            call(ring, x)
     cases.check(cupy, ring.allreduce(x), np.full(40, float(SIZE)))
 
 

@@ -188,16 +188,18 @@ def test_who_waits_in_another_call_is_named_with_it(comm):
     ring = Ring(comm)
     x = np.array([1.0])
     if comm.rank == 2:
-        opened = ring.reduce_scatter(x, async_op=True)
+        opened = ring.reduce_scatter(x, algorithm="direct", async_op=True)
     meet(comm)
     if comm.rank == 1:
-        mine = ring.reduce_scatter(x, async_op=True)
+        mine = ring.reduce_scatter(x, algorithm="direct", async_op=True)
     meet(comm)
     if comm.rank == 2:
         assert not opened.test()  # hears of rank 1, passes it on, and waits for rank 0
     meet(comm)
     if comm.rank == 0:
-        error, _ = timed_out(lambda: ring.reduce_scatter(x, timeout=TIMEOUT))
+        error, _ = timed_out(
+            lambda: ring.reduce_scatter(x, algorithm="direct", timeout=TIMEOUT)
+        )
         text = str(error)
         assert error.silent == (2,), text
         assert "in no call of this ring: rank 2" in text
@@ -252,11 +254,13 @@ def test_an_interrupted_call_breaks_the_ring(comm, monkeypatch):
 
     with monkeypatch.context() as patch:
         if comm.rank == 0:
-            patch.setattr(arithmetic, "fold_in_blocks", interrupt)
+            patch.setattr(arithmetic, "combine", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                ring.allreduce(np.ones(8))
+                ring.allreduce(np.ones(8), algorithm="ring")
         else:
-            error, _ = timed_out(lambda: ring.allreduce(np.ones(8), timeout=TIMEOUT))
+            error, _ = timed_out(
+                lambda: ring.allreduce(np.ones(8), algorithm="ring", timeout=TIMEOUT)
+            )
             assert "rank 0" in str(error)
     meet(comm)
     is_over(ring)

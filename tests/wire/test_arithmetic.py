@@ -17,7 +17,7 @@ from mpiring.wire import arithmetic
 from wire import reference
 from wire.reference import BFLOAT16, COMPLEX, DTYPES, FLOATS, HALVES, INTEGERS
 
-BLOCK = arithmetic._BLOCK
+BLOCK = arithmetic.BLOCK_BYTES // 4  # elements of float32
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,14 @@ def numpy_does_not_warn():
     """As in a ring's calls: NaN and infinity are values like others."""
     with np.errstate(all="ignore"):
         yield
+
+
+def fold(op, operands, out):
+    arithmetic.combine(np, op, operands, [out])
+
+
+def finish(op, size, value, out):
+    arithmetic.combine(np, op, [value], [out], size)
 
 
 # ---- what is allowed ------------------------------------------------------------------------------
@@ -80,7 +88,7 @@ CASES = [(op, dtype) for dtype in DTYPES for op in reference.ops_of(dtype)]
 
 @pytest.mark.parametrize("op, dtype", CASES)
 @pytest.mark.parametrize("operands", [1, 2, 3, 4])
-def test_fold_in_blocks(op, dtype, operands):
+def test_combine(op, dtype, operands):
     """From the left, wherever the result goes: elsewhere, or over any of the operands."""
     count = 37
     wide = arithmetic.accumulator(op, dtype)
@@ -98,7 +106,7 @@ def test_fold_in_blocks(op, dtype, operands):
             out = inputs[place] if place >= 0 else np.empty(count, want.dtype)
             if out.dtype != want.dtype:
                 continue
-            arithmetic.fold_in_blocks(np, op, inputs, out)
+            fold(op, inputs, out)
             assert reference.same_bits(out, want)
             for i, (value, now) in enumerate(zip(values, inputs)):
                 assert i == place or reference.same_bits(now, value)
@@ -108,10 +116,10 @@ def test_fold_in_blocks(op, dtype, operands):
 @pytest.mark.parametrize(
     "op, dtype", [("sum", "float32"), ("sum", "float16"), ("prod", "complex64")]
 )
-def test_fold_in_blocks_around_a_block(count, op, dtype):
+def test_combine_around_a_block(count, op, dtype):
     values = [reference.varied(dtype, count, r) for r in range(3)]
     out = np.empty(count, arithmetic.accumulator(op, dtype))
-    arithmetic.fold_in_blocks(np, op, values, out)
+    fold(op, values, out)
     assert reference.same_bits(out, reference.combined(op, values, range(3)))
 
 
@@ -126,7 +134,7 @@ def test_products_of_complex_numbers_do_not_depend_on_place_or_length(dtype, ope
         for start in range(0, 33, step):
             inputs = [value[start : start + step].copy() for value in values]
             out = inputs[place] if place >= 0 else np.empty_like(inputs[0])
-            arithmetic.fold_in_blocks(np, "prod", inputs, out)
+            fold("prod", inputs, out)
             pieces.append(out)
         assert reference.same_bits(np.concatenate(pieces), want)
 
@@ -137,7 +145,7 @@ def test_integers_wrap(dtype):
     extremes = np.array([info.min, info.max, info.max, 1], dtype)
     for op, exact in (("sum", lambda a, b: a + b), ("prod", lambda a, b: a * b)):
         out = np.empty_like(extremes)
-        arithmetic.fold_in_blocks(np, op, [extremes, extremes[::-1].copy()], out)
+        fold(op, [extremes, extremes[::-1].copy()], out)
         span = 1 << info.bits
         for a, b, got in zip(extremes.tolist(), extremes[::-1].tolist(), out.tolist()):
             assert (exact(a, b) - got) % span == 0
@@ -150,15 +158,38 @@ def test_nan_propagates_from_each_side(dtype, op):
     other = np.array([1, np.nan, np.nan, 3] * 9, reference.dtype_of(dtype))
     for operands in ([nan, other], [other, nan], [other, other, nan]):
         out = np.empty(36, reference.dtype_of(arithmetic.accumulator(op, dtype)))
-        arithmetic.fold_in_blocks(np, op, operands, out)
+        fold(op, operands, out)
         assert np.isnan(out.astype(float)).tolist() == [True, True, True, False] * 9
+
+
+@pytest.mark.parametrize("count", [0, 1, 37, BLOCK + 1])
+@pytest.mark.parametrize("op, dtype", CASES)
+def test_one_pass_to_several_outputs(op, dtype, count):
+    """Folded, divided and rounded, over the operands themselves and beside them; and rounded later."""
+    values = [reference.varied(dtype, count, r) for r in range(3)]
+    total = reference.combined(op, values, range(3))
+    want = reference.finished(op, total, 3, reference.dtype_of(dtype))
+    inputs = [value.copy() for value in values]
+    outs = [inputs[2], np.empty_like(want), inputs[0], inputs[1]]
+    arithmetic.combine(np, op, inputs, outs, 3)
+    assert all(reference.same_bits(out, want) for out in outs)
+    outs = [np.empty_like(total), np.empty_like(total)]
+    arithmetic.combine(np, op, values, outs)
+    assert all(reference.same_bits(out, total) for out in outs)
+
+
+def test_the_same_array_may_come_twice():
+    a, b = reference.varied("float32", 99, 0), reference.varied("float32", 99, 1)
+    out = np.empty_like(a)
+    fold("sum", [a, b, b, a, b], out)
+    assert reference.same_bits(out, (((a + b) + b) + a) + b)
 
 
 def test_bools_have_and_and_or():
     a, b = np.array([0, 0, 1, 1], bool), np.array([0, 1, 0, 1], bool)
     for op, want in (("min", a & b), ("max", a | b)):
         out = np.empty(4, bool)
-        arithmetic.fold_in_blocks(np, op, [a, b], out)
+        fold(op, [a, b], out)
         assert reference.same_bits(out, want)
 
 
@@ -187,13 +218,14 @@ def test_finishing_every_half(dtype):
         if op == "avg" and size > 1:
             wide = wide * np.float32(size) if dtype == np.float16 else wide
         out = np.empty_like(every)
-        arithmetic.finish(np, op, size, wide, out)
+        finish(op, size, wide, out)
         if op == "avg" and dtype != np.float16 and size > 1:
             expected = (every.astype(np.float32) / np.float32(size)).astype(dtype)
             assert out[number].tobytes() == expected[number].tobytes()
         else:
             assert out[number].tobytes() == every[number].tobytes()
-        assert np.isnan(out[~number].astype(np.float32)).all()
+        nan = np.full(np.count_nonzero(~number), np.nan).astype(dtype)
+        assert reference.same_bits(out[~number], abs(nan))
 
 
 @examples(max_examples=60)
@@ -206,8 +238,8 @@ def test_halves_are_rounded_once_to_the_nearest(dtype, values):
     halves = [np.array([v], np.float32).astype(dtype) for v in values]
     exact = sum(Fraction(float(half.astype(np.float64)[0])) for half in halves)
     wide, out = np.empty(1, np.float32), np.empty(1, dtype)
-    arithmetic.fold_in_blocks(np, "sum", halves, wide)
-    arithmetic.finish(np, "sum", len(values), wide, out)
+    fold("sum", halves, wide)
+    finish("sum", len(values), wide, out)
     assert float(out.astype(np.float64)[0]) == exactly_rounded(exact, dtype)
 
 
@@ -216,7 +248,7 @@ def test_rounding_twice_would_differ():
     halves = [np.array([v], np.float16) for v in (2048, 1, 1)]
     twice = (halves[0] + halves[1]) + halves[2]
     wide = np.empty(1, np.float32)
-    arithmetic.fold_in_blocks(np, "sum", halves, wide)
+    fold("sum", halves, wide)
     assert (float(twice[0]), float(wide[0])) == (2048.0, 2050.0)
 
 
@@ -225,12 +257,12 @@ def test_an_average_is_a_true_division(size):
     for dtype in ("float32", "float64"):
         value = reference.varied(dtype, 1000, 1)
         out = np.empty_like(value)
-        arithmetic.finish(np, "avg", size, value, out)
+        finish("avg", size, value, out)
         assert reference.same_bits(out, value / value.dtype.type(size))
         if size in (3, 5, 7):  # not a multiplication by the reciprocal
             assert (out != value * (value.dtype.type(1) / value.dtype.type(size))).any()
         same = value.copy()
-        arithmetic.finish(np, "avg", size, same, same)
+        finish("avg", size, same, same)
         assert reference.same_bits(same, out)
 
 
@@ -240,7 +272,7 @@ def test_an_average_of_complex_numbers_divides_both_parts(dtype):
     value[0] = complex(np.inf, 1)  # a complex division would make a NaN of it
     value[1] = complex(-0.0, np.nan)
     out = np.empty_like(value)
-    arithmetic.finish(np, "avg", 3, value, out)
+    finish("avg", 3, value, out)
     assert out.real.tobytes() == (value.real / 3).tobytes()
     assert out.imag.tobytes() == (value.imag / 3).tobytes()
     assert out[0] == complex(np.inf, value.imag.dtype.type(1) / 3)
@@ -250,9 +282,9 @@ def test_an_average_of_complex_numbers_divides_both_parts(dtype):
 def test_other_operations_only_copy(op):
     value = reference.varied("float64", 7, 1)
     out = np.empty_like(value)
-    arithmetic.finish(np, op, 5, value, out)
+    finish(op, 5, value, out)
     assert reference.same_bits(out, value)
-    arithmetic.finish(np, op, 5, value, value)
+    finish(op, 5, value, value)
     assert reference.same_bits(out, value)
 
 
@@ -263,7 +295,7 @@ def test_finishing_a_wide_value_takes_no_further_memory():
     value, out = np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float16)
     tracemalloc.start()
     try:
-        arithmetic.finish(np, "avg", 3, value, out)
+        finish("avg", 3, value, out)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

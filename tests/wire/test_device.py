@@ -78,8 +78,8 @@ MISTAKES = {
     ),
     "copies on the user's stream": (
         cupy_kind,
-        "        with self._at_work():\n            out[...] = source",
-        "        if True:\n            out[...] = source",
+        "        with self._at_work():\n            is_of_the_host",
+        "        if True:\n            is_of_the_host",
     ),
     "folds on the user's stream": (
         cupy_kind,

@@ -1,4 +1,4 @@
-"""What outlives a call on a device: pinned chunks, scratch, the marks that are polled; and a device that has failed."""
+"""What outlives a call on a device: pinned chunks, scratch, the marks that are polled; what a failed one says."""
 
 from __future__ import annotations
 

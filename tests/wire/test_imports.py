@@ -228,7 +228,16 @@ def test_docstrings_may_speak_of_kinds():
 
 # ---- importing starts nothing ---------------------------------------------------------------------
 
-HEAVY = ["mpi4py", "numpy", "cupy", "ml_dtypes", "torch", "jax", "matplotlib"]
+HEAVY = [
+    "mpi4py",
+    "numpy",
+    "cupy",
+    "ml_dtypes",
+    "llvmlite",
+    "torch",
+    "jax",
+    "matplotlib",
+]
 
 
 def loaded_by(code):
@@ -267,6 +276,7 @@ def test_importing_starts_nothing(code):
 def test_importing_could_start_something():
     assert "numpy" in loaded_by("import mpiring.wire.arrays")
     assert "numpy" in loaded_by("import mpiring.plan, numpy")
+    assert "llvmlite" not in loaded_by("import mpiring.wire.collectives")
     assert "mpi4py" in loaded_by("from mpi4py import rc; import mpiring.plan")
 
 

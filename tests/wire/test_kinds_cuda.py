@@ -129,8 +129,8 @@ MISTAKES = {
     "CuPy's stream for Numba's": (
         "numba",
         "dlpack",
-        "            return super().current_stream()\n        return foreign.stream_at(self.cupy, handle)",
-        "            pass\n        return CupyKind.current_stream(self)",
+        'return foreign.stream_at(self.cupy, self._interface["stream"])',
+        "return CupyKind.current_stream(self)",
     ),
     "a result goes to JAX on CuPy's stream": (
         "jax",
@@ -285,6 +285,31 @@ def test_streams_by_their_handles(cupy):
     assert foreign.stream_at(cupy, mine.ptr) == mine
     assert foreign.stream_at(cupy, 0) is foreign.stream_at(cupy, 1)
     assert foreign.stream_at(cupy, 1) is cupy.cuda.Stream.null
+
+
+def new_one(cupy, numba):
+    """A Numba array on a new stream."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        return numba.ndarray(cupy.empty(20, "f8"), stream)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_out_that_names_a_stream_of_its_own(monkeypatch, transport):
+    """Not that of x: what its stream does before the call counts, and what it does after it."""
+    for seed in range(8):
+        cupy = local.install(monkeypatch, choose=seeded(seed))
+        numba = lookalikes.numba(monkeypatch, cupy)
+
+        def case(ring, xp, cupy=cupy, numba=numba):
+            x, out = (new_one(cupy, numba) for _ in range(2))
+            x[...] = 8.0**ring.rank
+            out[...] = -1
+            result = yield from ring.allreduce(x, out=out)
+            twice = result * 2
+            assert result is out
+            assert set(numba.asnumpy(twice).tolist()) == {2 * (1.0 + 8)}
+
+        local.run(case, 2, cupy, transport, seed)
 
 
 def test_a_read_only_array_counts_as_immutable(monkeypatch, cupy):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError
 from mpiring.wire import messages
+from mpiring.wire.arrays import Kind
 from mpiring.wire.device_transport import Carriage
 from mpiring.wire.local import LocalNetwork
 from mpiring.wire.messages import USER_TAGS, Message, exchange
@@ -299,6 +300,25 @@ def test_one_that_raises_does_not_stop_the_others(seed, protocol):
     ):
         assert str(error) == f"round 2 with {1 - rank_number}, tag 1"
     assert len(ended) == 4
+
+
+def test_a_wrong_message_of_a_dtype_that_is_not_here(monkeypatch):
+    """As bfloat16 without ml_dtypes: it is taken all the same, and the next message is not mistaken for it."""
+    outs = [np.zeros(3, "f4") for _ in range(2)]
+    given = [np.ones(5, "f2"), np.arange(3, dtype="f4")]
+    network = LocalNetwork(2)
+    calls = [[send(x, 1) for x in given], [recv(out, 0) for out in outs]]
+    make = Kind.empty
+
+    def no_float16(self, shape, dtype):
+        if dtype == "float16":
+            raise TypeError("no such dtype here")
+        return make(self, shape, dtype)
+
+    monkeypatch.setattr(Kind, "empty", no_float16)
+    _, receiver = group(network, calls)
+    assert type(receiver) is ValueError and "5 elements of float16" in str(receiver)
+    assert outs[1].tolist() == [0, 1, 2]
 
 
 def test_what_several_wait_for_in_words():

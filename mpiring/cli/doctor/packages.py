@@ -34,7 +34,7 @@ CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-5-0")
 
 OPTIONAL = (
     Package("ml_dtypes", ("ml_dtypes",), "fast", "bfloat16 arrays in NumPy"),
-    Package("numba", ("numba",), "fast", "fast reductions of 16-bit floats"),
+    Package("llvmlite", ("llvmlite",), "fast", "fast reductions of 16-bit floats"),
     Package("cupy", CUPY, "cuda13x", "arrays on NVIDIA GPUs"),
     Package("torch", ("torch",), "torch", "torch tensors"),
     Package("jax", ("jax",), "jax", "JAX arrays"),

@@ -85,7 +85,8 @@ class CupyKind(Kind):
 
     def bound(self, array: Array) -> CupyKind:
         early = _at_call.get()
-        if type(early) is type(self) and early._device.id == array.device.id:
+        is_mine = type(early) is type(self) and not self.names_streams
+        if early is not None and is_mine and early._device.id == array.device.id:
             call = copy.copy(early)
         else:
             call = copy.copy(self)
@@ -175,7 +176,8 @@ class CupyKind(Kind):
 
     def copy(self, source: Array, out: Array) -> None:
         with self._at_work():
-            out[...] = source
+            is_of_the_host = isinstance(source, np.ndarray) and source.ndim > 0
+            out[...] = self.cupy.asarray(source) if is_of_the_host else source
 
     def fold(self, op: str, operands: Sequence[Array], out: Array) -> None:
         with self._at_work():

@@ -90,6 +90,8 @@ class OtherCudaKind(CupyKind):
         self._make = make
         self._interface = interface
         self._is_read_only = interface is not None and interface["data"][1]
+        named = None if interface is None else interface.get("stream")
+        self.names_streams = named is not None
 
     def is_array(self, x: object) -> bool:
         return not self._is_read_only
@@ -112,10 +114,10 @@ class OtherCudaKind(CupyKind):
         )
 
     def current_stream(self) -> Any:
-        handle = None if self._interface is None else self._interface.get("stream")
-        if handle is None:  # its library has said nothing, or DLPack has seen to it
-            return super().current_stream()
-        return foreign.stream_at(self.cupy, handle)
+        if not self.names_streams:  # its library says nothing, or DLPack has seen to it
+            return CupyKind.current_stream(self)
+        assert self._interface is not None
+        return foreign.stream_at(self.cupy, self._interface["stream"])
 
     def new(self, shape: int | tuple[int, ...], dtype: Any) -> tuple[Any, Array]:
         _need(self.name, self._make)

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import arithmetic
+from ...plan.segments import pieces
+from .. import arithmetic, kernels
 from ..arithmetic import Array
+
+# Below so many bytes calling a kernel costs more than NumPy takes, but for 16-bit floats.
+_KERNEL_BYTES = 32 << 10
 
 _names: dict[Any, str] = {}  # by dtype: NumPy works a dtype's name out anew each time
 
@@ -21,10 +25,12 @@ class Kind:
     Attributes:
         name: of the kind; on another rank it means the same.
         is_device: whether its memory is a device's, which the host cannot touch.
+        names_streams: whether each array says itself on which stream it is worked on.
     """
 
     name = "numpy"
     is_device = False
+    names_streams = False
 
     # ---- the user's arrays ------------------------------------------------------------------------
 
@@ -149,24 +155,91 @@ class Kind:
 
     def fold(self, op: str, operands: Sequence[Array], out: Array) -> None:
         """``out = ((operands[0] op operands[1]) op ...)``; ``out`` may be one of the operands."""
-        with np.errstate(all="ignore"):
-            arithmetic.fold_in_blocks(np, op, operands, out)
+        combine(op, operands, [out])
 
     def fold_to_all(
         self, op: str, size: int, operands: Sequence[Array], outs: Sequence[Array]
     ) -> None:
         """:meth:`fold` and :meth:`finish` in one pass, into each of ``outs``; each may be one of the operands."""
-        wide = as_dtype(arithmetic.accumulator(op, self.dtype_name(outs[0])))
-        with np.errstate(all="ignore"):
-            arithmetic.fold_to_all(np, op, size, operands, outs, wide)
+        combine(op, operands, outs, size)
 
     def finish(self, op: str, size: int, value: Array, out: Array) -> None:
         """Divide by ``size`` (average) and round to ``out``'s dtype; ``out`` may be ``value``."""
-        with np.errstate(all="ignore"):
-            arithmetic.finish(np, op, size, value, out)
+        if out is not value or op == "avg":
+            combine(op, [value], [out], size)
 
 
 NUMPY = Kind()
+
+
+def combine(
+    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int = 1
+) -> None:
+    """Fold flat arrays in host memory from the left and write the result to each of ``outs``, in one pass over memory.
+
+    ``out = ((operands[0] op operands[1]) op ...)``, divided by ``size`` and rounded.  By a kernel of ours if there is
+    one and NumPy would be slower (:mod:`mpiring.wire.kernels`); the bits are the same either way.
+
+    Args:
+        op, operands, outs, size: see :func:`mpiring.wire.arithmetic.combine`.
+    """
+    if len(operands) > kernels.MOST or len(outs) > kernels.MOST:
+        _combine_many(op, operands, outs, size)
+        return
+    kernel, factor = None, 1
+    if outs[0].nbytes >= _KERNEL_BYTES or 2 in [
+        x.dtype.itemsize for x in (*operands, outs[0])
+    ]:
+        kernel, factor = _kernel(op, operands, outs, size)
+    if kernel is None:
+        with np.errstate(all="ignore"):
+            arithmetic.combine(np, op, operands, outs, size)
+        return
+    addresses = [NUMPY.pointer(x) for x in (*operands, *outs)]
+    divisor = [size] if op == "avg" and size != 1 else []
+    kernel(*addresses, outs[0].size * factor, *divisor)
+
+
+def _combine_many(
+    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
+) -> None:
+    """:func:`combine` of more arrays than a kernel takes: some by some, block by block."""
+    dtype = as_dtype(arithmetic.accumulator(op, NUMPY.dtype_name(outs[0])))
+    length = arithmetic.BLOCK_BYTES // dtype.itemsize
+    block = np.empty(min(length, outs[0].size), dtype)
+    for piece in pieces(outs[0].size, length):
+        here, part = piece.slice, block[: piece.length]
+        left = [x[here] for x in operands]
+        while len(left) > kernels.MOST:
+            combine(op, left[: kernels.MOST], [part])
+            left = [part, *left[kernels.MOST :]]
+        first, *others = (out[here] for out in outs)
+        few = kernels.MOST - 1
+        combine(op, left, [first, *others[:few]], size)
+        for other in others[few:]:
+            other[...] = first
+
+
+def _kernel(
+    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
+) -> tuple[kernels.Kernel | None, int]:
+    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element."""
+    arrays, out = (*operands, *outs), outs[0]
+    if not all([x.flags.c_contiguous and x.dtype.isnative for x in arrays]):
+        return None, 1
+    names = [NUMPY.dtype_name(x) for x in arrays]
+    divides, factor = op == "avg" and size != 1, 1
+    if arithmetic.HALVES.isdisjoint(names):
+        is_plain = len(outs) == 1 and len(operands) + divides <= 2
+        if is_plain or out.nbytes < _KERNEL_BYTES:
+            return None, 1
+        if out.dtype.kind == "c":
+            if op == "prod":
+                return None, 1
+            names, factor = [out.real.dtype.name] * len(names), 2
+    op = "sum" if op == "avg" and not divides else op
+    dtypes = tuple(names[: len(operands)])
+    return kernels.find(kernels.Form(op, dtypes, names[-1], len(outs))), factor
 
 
 def numpy_kind(x: object) -> Kind | None:

@@ -25,7 +25,7 @@ def test_packages_are_found_by_any_of_their_names():
     found = find({"cupy-cuda12x": "14.0", "torch": "2.13"}, {"cupy", "torch", "jax"})
     assert found == {
         "ml_dtypes": None,
-        "numba": None,
+        "llvmlite": None,
         "cupy": "14.0",
         "torch": "2.13",
         "jax": "of unknown version",
@@ -38,10 +38,12 @@ def test_a_distribution_whose_module_is_gone_is_not_there():
 
 def test_optional():
     finding = judge_optional(
-        {"ml_dtypes": "0.6.0", "numba": None, "cupy": None, "torch": "2"}
+        {"ml_dtypes": "0.6.0", "llvmlite": None, "cupy": None, "torch": "2"}
     )
     assert finding.status == "ok"
-    assert finding.found == "ml_dtypes 0.6.0, torch 2; not installed: numba, cupy, jax"
+    assert (
+        finding.found == "ml_dtypes 0.6.0, torch 2; not installed: llvmlite, cupy, jax"
+    )
     assert "pip install 'mpiring[fast]'" in finding.advice
     everything = {package.module: "1" for package in OPTIONAL}
     assert judge_optional(everything).advice == ""
