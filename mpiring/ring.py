@@ -99,8 +99,9 @@ class Ring:
             out: where the result goes and what is returned; ``out=x`` works in place.  None: a new array.
             order: ``"ring"``: segment s is combined as ``((x[s+1] op x[s+2]) op ...) op x[s]``.  ``"rank"``:
                 ``x[0], x[1], ...`` everywhere, so that bits do not depend on the count either.
-            algorithm: ``"auto"``, ``"ring"``, ``"direct"``: the same bits from each.  ``"mpi"`` is the
-                MPI's own, which promises no bits.
+            algorithm: ``"auto"``, ``"ring"``, ``"direct"``, ``"shared"``: the same bits from each.  ``"mpi"`` is
+                the MPI's own, which promises no bits.  ``"shared"`` moves no data by message, and takes arrays
+                of :meth:`empty`.
             async_op: return a :class:`Work` at once.
             timeout: seconds, for this call.
 
@@ -204,7 +205,7 @@ class Ring:
                 or None, for a new one.  What cannot be filled, as JAX's arrays, says only what comes.
             root: the rank that has it.
             algorithm: ``"naive"`` sends the whole array down a chain, ``"pipelined"`` in pieces, ``"direct"``
-                from the root to each rank; ``"mpi"`` is the MPI's own.
+                from the root to each rank; ``"shared"`` and ``"mpi"`` as for :meth:`allreduce`.
             async_op, timeout: as for :meth:`allreduce`.
 
         Returns:
@@ -266,7 +267,7 @@ class Ring:
             x: an array; lengths along axis 0 may differ between ranks, the other dimensions may not.
                 0-d arrays give one of shape ``(size,)``.
             out: an array of the joined shape; ``x`` may be this rank's part of it.
-            algorithm: ``"auto"``, ``"ring"``, ``"direct"`` or ``"mpi"``.
+            algorithm: ``"auto"``, ``"ring"``, ``"direct"``, ``"shared"`` or ``"mpi"``.
             async_op, timeout: as for :meth:`allreduce`.
 
         Returns:
@@ -341,6 +342,40 @@ class Ring:
         running = program(session.members[0].carriage, position)
         result: T = session.start(name, [running], position, session.timeout)
         return result
+
+    # ---- memory -----------------------------------------------------------------------------------
+
+    def empty(
+        self, shape: Any, dtype: Any = "float32", *, timeout: float | None = None
+    ) -> Any:
+        """A new array on each rank, in memory that all ranks of a node reach: the fast path of the collectives.
+
+        Collective.  Where all ranks are on one node and pass such arrays, a collective moves no data by message:
+        each rank combines its segment of all ranks' arrays where they are, in the order of promise 4, and stores it
+        to all.  That takes the arrays of one call, or contiguous views of them, as ``x`` and, for an all-reduce, as
+        ``out`` (of one call too, be it another one): ``out=x`` is the fastest.  Anything else goes the ordinary
+        way, to the same bits; ``algorithm="shared"`` makes it an error instead.
+
+        On several nodes the memory is shared within each, and collectives over more than one take the ordinary
+        way.  Without ``/dev/shm``, or where the ranks of a host cannot see each other's, the array is an ordinary
+        one.
+
+        The memory is reserved now, in ``/dev/shm``, and freed with the last array and view on any rank; each rank
+        may drop its own when it likes, and arrays may outlive the ring.  No file is left behind, whatever happens.
+
+        Args:
+            shape: an int or a tuple of ints, the same on every rank.
+            dtype: a NumPy dtype or its name, the same on every rank.
+            timeout: seconds, for this call.
+
+        Returns:
+            a NumPy array, not initialised; with several members a list of them.
+
+        Raises:
+            MemoryError: on every rank, if the memory of one of them does not fit.
+            TypeError, ValueError, RingTimeout: as for :meth:`allreduce`.
+        """
+        return self._session.empty(shape, dtype, timeout)
 
     # ---- point to point ---------------------------------------------------------------------------
 

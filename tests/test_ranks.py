@@ -23,9 +23,9 @@ SIZES = [
     pytest.param(8, marks=UNTRACED),
 ]
 # What an MPI can do differently: the cases from the field, the transport, the life of communicators, and what it says
-# of device memory.
+# of device memory and of who shares memory.
 SMOKE = ["test_cases.py", "test_transport.py", "test_promise_7_good_neighbour.py"]
-SMOKE += ["test_device_support.py"]
+SMOKE += ["test_device_support.py", "test_shared.py"]
 
 
 def run_ranks(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
 from ..errors import DeadlockError, RingError, ScheduleError
 from .agree import FAILURE_BYTES, Summary, shortened
+from .arrays.mapped import Place
 
 
 class Call:
@@ -19,6 +21,9 @@ class Call:
         failure: what went wrong here, None if nothing did.
         stages: whether this rank's buffers travel through host memory.
         someone_stages: whether some rank's do, known after the opening exchange.
+        places: where this rank's input and output are in node-shared memory, None for other memory.
+        all_places: of all ranks, in rank order, known after the opening exchange; empty if nobody has any.
+        may_share, must_share: whether it may move no data by message, and has to.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,6 +31,14 @@ class Call:
         self.fields: tuple[tuple[str, str], ...] = ()
         self.failure: Exception | None = None
         self.stages = self.someone_stages = False
+        self.places: Places = (None, None)
+        self.all_places: list[Places] = []
+        self.may_share = self.must_share = False
+
+    def choose(self, algorithm: str) -> None:
+        """Take note of what the algorithm asked for says of node-shared memory."""
+        self.may_share = algorithm in ("auto", "shared")
+        self.must_share = algorithm == "shared"
 
     @contextmanager
     def local(self) -> Iterator[None]:
@@ -35,6 +48,11 @@ class Call:
         except Exception as error:
             if self.failure is None:
                 self.failure = error
+
+    def places_of_all(self, size: int) -> tuple[list[Place | None], list[Place | None]]:
+        """The places of the ranks' inputs and of their outputs, after the opening exchange."""
+        everyone = self.all_places or [(None, None)] * size
+        return [x for x, _ in everyone], [out for _, out in everyone]
 
     def text(self) -> bytes:
         """What must be equal on all ranks."""
@@ -64,6 +82,39 @@ class Call:
             error.__cause__ = self.take_failure()
         self.failure = None
         return error
+
+
+Places = tuple[Place | None, Place | None]  # of a rank's input and output
+
+# A payload begins with a byte of flags, and the places that it says are there.
+_STAGES, _HAS_INPUT, _HAS_OUTPUT = 1, 2, 4
+_PLACE = struct.Struct("<8sQ")
+
+
+def with_facts(call: Call, payload: bytes) -> bytes:
+    """What a rank brings to the opening exchange: its payload, and before it what a path depends on."""
+    x, out = call.places
+    if not (call.stages or x or out or payload):
+        return b""
+    flags = call.stages * _STAGES
+    flags |= (x is not None) * _HAS_INPUT | (out is not None) * _HAS_OUTPUT
+    places = b"".join(_PLACE.pack(*place) for place in call.places if place)
+    return bytes([flags]) + places + payload
+
+
+def facts_of(said: bytes) -> tuple[bool, Places, bytes]:
+    """What :func:`with_facts` made: whether the rank stages, its places, its payload."""
+    if not said:
+        return False, (None, None), b""
+    flags, at = said[0], 1
+    places: list[Place | None] = []
+    for flag in (_HAS_INPUT, _HAS_OUTPUT):
+        place = None
+        if flags & flag:
+            place = Place(*_PLACE.unpack_from(said, at))
+            at += _PLACE.size
+        places.append(place)
+    return bool(flags & _STAGES), (places[0], places[1]), said[at:]
 
 
 _RAISED: dict[str, type[Exception]] = {

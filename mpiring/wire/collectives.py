@@ -24,16 +24,17 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, small
+from . import arithmetic, fused, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
-from .calls import Call, difference
+from .calls import Call, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, checked_output, flat_input, operand, output
 from .pipeline import execute_in_chunks
+from .shared import place_of
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
@@ -52,9 +53,6 @@ WINDOW = 3
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
 
-# A payload begins with whether its rank stages device memory.
-_STAGES = (b"\0", b"\1")
-
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
 
@@ -70,6 +68,8 @@ class Collectives:
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
         small_bytes: arrays up to this ride in the opening exchange, which has room for them.
         chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
+        node: gives the ranks that may share memory with this one, itself among them: collective the first time.
+            None: there are none.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class Collectives:
         small_bytes: int = -1,
         device_transport: str = "staged",
         chunk_bytes: int = WHOLE,
+        node: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self.transport = transport
+        self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self.chunk_bytes = chunk_bytes
@@ -109,9 +111,14 @@ class Collectives:
             target = output(source, out, source.array.shape)
             flat = flat_input(source, target)
             segments = Segments(flat.size, self.transport.size)
+
+            def in_messages() -> Memory | InChunks | None:
+                return self.memory(path, source, segments, flat, target.places, op)
+
             mine = self.riding(source, flat, algorithm)
             if mine is None:
-                memory = self.memory(path, source, segments, flat, target.places, op)
+                share(call, source.kind, flat, target.flat)
+                memory = None if any(call.places) else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -123,14 +130,25 @@ class Collectives:
             if all_ride(said, mine):
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
                 return target.done()
-            memory = self.memory(path, source, segments, flat, target.places, op)
-        if memory is None:
+            memory = in_messages()
+        xs, outs = call.places_of_all(self.transport.size)
+        if self.is_shared(call, flat.size, xs, outs):
+            position.phase = "node-shared allreduce"
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            all_out = (
+                all_x if outs == xs else fused.reach(outs, flat.size, source.dtype)
+            )
+            rank, kind = self.transport.rank, source.kind
+            fused.allreduce(rank, kind, op, order, all_x, all_out)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif path is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
             total[...] = flat
             yield from self.library["allreduce"](total, op, wide)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
             yield from self.execute(memory, call, source, position)
         return target.done()
 
@@ -155,9 +173,13 @@ class Collectives:
                     target.flat[cut[segment].within(own)] if segment == home else None
                 )
 
+            def in_messages() -> Memory | InChunks | None:
+                return self.memory(path, source, segments, flat, at_home, op)
+
             mine = self.riding(source, flat, algorithm)
             if mine is None:
-                memory = self.memory(path, source, segments, flat, at_home, op)
+                share(call, source.kind, flat)
+                memory = None if any(call.places) else in_messages()
                 self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
@@ -177,14 +199,21 @@ class Collectives:
                     source.kind, said, op, order, dtype, target.flat, own.slice, home
                 )
                 return target.done()
-            memory = self.memory(path, source, segments, flat, at_home, op)
-        if memory is None:
+            memory = in_messages()
+        xs, _ = call.places_of_all(self.transport.size)
+        if self.is_shared(call, flat.size, xs):
+            position.phase = "node-shared reduce_scatter"
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif path is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
             counts = [segment.length for segment in segments]
             yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
             yield from self.execute(memory, call, source, position)
         return target.done()
 
@@ -204,14 +233,16 @@ class Collectives:
                 ("trailing dimensions", str(list(trailing))),
                 ("algorithm", str(algorithm)),
             )
-            known("algorithm", algorithm, ("auto", "mpi", *algorithms("allgather")))
+            known("algorithm", algorithm, names_of("allgather"))
             self.need_library(algorithm, source.kind)
+            call.choose(algorithm)
             path: RankProgram | None = None
             if algorithm != "mpi":
-                name = "ring" if algorithm == "auto" else algorithm
+                name = "ring" if call.may_share else algorithm
                 path = program_of("allgather", size, rank, name, "ring", False)
             self.carry(call, source, path)
             given = -1
+            share(call, source.kind, source.array)
             if out is not None:
                 wanted = checked_output(source, out)
                 self.carry(call, source, path, wanted)
@@ -223,6 +254,9 @@ class Collectives:
                         f"{', '.join(map(str, trailing))}) with x of shape {source.array.shape}"
                     )
                 given = len(wanted)
+                if source.kind.overlaps(source.array, wanted):
+                    # In place or not: that shows when the lengths are known.
+                    share(call, source.kind, source.array, wanted)
             length = source.array.shape[0] if source.array.ndim else 1
             payload = struct.pack("<qq", length, given)
         # Even unchecked, the lengths must be known.
@@ -237,18 +271,32 @@ class Collectives:
                 )
         width = source.array.size // length if length else prod(trailing)
         itemsize = source.kind.itemsize(source.dtype)
+        segments = Segments.of_lengths([n * width for n in lengths])
+        xs, overlapped = call.places_of_all(size)
+        starts = [segment.start * itemsize for segment in segments]
+        is_shared = self.is_shared(
+            call, total * width, fused.unless_written(xs, overlapped, starts)
+        )
         with call.local():
             target = output(source, out, (total, *trailing))
-            segments = Segments.of_lengths([n * width for n in lengths])
             mine = target.flat[segments[rank].slice]
             flat = source.kind.flat(source.array)
             if not source.kind.same_memory(flat, mine):
                 overlaps = source.kind.overlaps(flat, mine)
                 source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-            memory = self.memory(path, source, segments, None, target.places, "max")
+            way = None if is_shared else path
+            memory = self.memory(way, source, segments, None, target.places, "max")
         yield from self.settle(call, total * width * itemsize, position)
-        if memory is None:
+        if is_shared:
+            position.phase = "node-shared allgather"
+            for turn in range(1, size):  # each begins with another one
+                other = (rank + turn) % size
+                piece = target.flat[segments[other].slice]
+                theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
+                source.kind.copy(theirs, piece)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif memory is None:
             assert self.library is not None
             position.phase = "the MPI's allgather"
             counts = [segment.length * itemsize for segment in segments]
@@ -282,20 +330,20 @@ class Collectives:
         Args:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
-            always: exchange even in a ring that does not check.
+            always: exchange even in a ring that does not check.  One whose memory is shared does so.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         call.someone_stages = call.stages
-        if not (self._check or always):
+        if not (self._check or always or any(call.places)):
             if call.failure is not None:
                 raise call.take_failure()
             return []
-        if call.stages or payload:
-            payload = _STAGES[call.stages] + payload
         summary, payloads = yield from self._opening.exchange(
-            call.text(), call.failure_text(self.transport.rank), payload
+            call.text(),
+            call.failure_text(self.transport.rank),
+            with_facts(call, payload),
         )
         # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
         if summary.failure is not None:
@@ -303,8 +351,10 @@ class Collectives:
         if summary.other is not None:
             raise difference(summary)
         if any(payloads):
-            call.someone_stages = any(said[:1] == _STAGES[True] for said in payloads)
-            payloads = [said[1:] for said in payloads]
+            stages, places, payloads = map(list, zip(*map(facts_of, payloads)))
+            call.someone_stages = any(stages)
+            if any(map(any, places)):
+                call.all_places = places
         return payloads
 
     def settle(
@@ -320,6 +370,41 @@ class Collectives:
         elif call.failure is not None:
             position.phase = "taking memory for the result"
             raise call.take_failure()
+
+    # ---- node-shared memory -----------------------------------------------------------------------
+
+    def is_shared(self, call: Call, count: int, *arrays: fused.Places) -> bool:
+        """Whether a call that has been opened moves no data by message: the same on every rank.
+
+        Args:
+            call: what was asked for.
+            count: elements; where there are none, any path is as good.
+            arrays: for each input or output that the others touch, the ranks' places.
+
+        Raises:
+            ValueError: if it was asked to, and cannot.
+        """
+        if fused.are_shared(*arrays):
+            return True
+        if call.must_share and count and self.transport.size > 1:
+            raise ValueError(fused.why_not(call.name, arrays))
+        return False
+
+    def sure(
+        self,
+        call: Call,
+        memory: Memory | InChunks | None,
+        make: Callable[[], Memory | InChunks | None],
+        flat: Array,
+        position: Position,
+    ) -> Program[Memory | InChunks]:
+        """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
+        if call.all_places:
+            with call.local():
+                memory = make() if memory is None else memory
+            yield from self.settle(call, flat.nbytes, position)
+        assert memory is not None
+        return memory
 
     # ---- their common parts -----------------------------------------------------------------------
 
@@ -342,13 +427,14 @@ class Collectives:
         )
         arithmetic.check_op(op, source.dtype)
         known("order", order, ("ring", "rank"))
-        known("algorithm", algorithm, ("auto", "mpi", *algorithms(call.name)))
+        known("algorithm", algorithm, names_of(call.name))
         self.need_library(algorithm, source.kind)
+        call.choose(algorithm)
         if algorithm == "mpi":
             return None
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
-        if algorithm == "auto":
+        if call.may_share:  # and cannot
             # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
             small = nbytes <= DIRECT_BYTES
             algorithm = "direct" if small or wide or order == "rank" else "ring"
@@ -451,6 +537,15 @@ def all_ride(said: list[bytes], mine: bytes) -> bool:
     return all(len(item) == len(mine) for item in said)
 
 
+def share(call: Call, kind: Kind, *arrays: Array) -> None:
+    """Take note of where the input, and the output if others write it, are in node-shared memory: of both or none."""
+    call.places = (None, None)
+    if call.may_share and all(map(kind.is_flat, arrays)):
+        places = [place_of(kind, array) for array in arrays]
+        if all(places):
+            call.places = places[0], (places[1] if len(places) > 1 else None)
+
+
 def chunks(nbytes: int) -> int:
     """How many pieces a buffer of so many bytes is cut into for a pipeline."""
     return max(1, min(_MOST_CHUNKS, -(-nbytes // CHUNK_BYTES)))
@@ -472,6 +567,12 @@ def program_of(
         collective, size, algorithm=algorithm, order=order, root=root, segments=segments
     )
     return rank_program(plan, rank, wide=wide)
+
+
+@lru_cache(maxsize=16)
+def names_of(collective: str) -> tuple[str, ...]:
+    """What ``algorithm`` may be for a collective."""
+    return ("auto", "shared", "mpi", *algorithms(collective))
 
 
 def known(what: str, value: Any, names: tuple[str, ...]) -> None:

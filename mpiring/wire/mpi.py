@@ -114,6 +114,18 @@ class MPITransport(Transport):
         return status.Get_source(), bytes(text)
 
 
+def node_of(comm: MPI.Intracomm, members: int) -> tuple[int, ...]:
+    """The ranks, in order, that share memory with this process as the MPI says, itself among them: collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    group, whole = node.Get_group(), comm.Get_group()
+    processes = group.Translate_ranks(group=whole)
+    for handle in (group, whole, node):
+        handle.Free()
+    return tuple(
+        process * members + place for process in processes for place in range(members)
+    )
+
+
 def library(transport: MPITransport) -> dict[str, Callable[..., Program[None]]]:
     """The MPI's own non-blocking collectives on flat buffers, as programs, by name.
 

@@ -16,7 +16,7 @@ from ..plan.programs import RankProgram, rank_program
 from ..plan.schedules import Schedule
 from ..plan.segments import Segments
 from ..plan.verify import verify
-from . import arithmetic, small
+from . import arithmetic, fused, small
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -35,14 +35,16 @@ from .collectives import (
     chunks,
     known,
     program_of,
+    share,
 )
 from .device_transport import until_done
 from .execute import Position
-from .memory import Cut
+from .memory import Cut, InChunks, Memory
 from .operands import Operand, Target, flat_input, operand, output
+from .shared import place_of
 from .transport import Program
 
-BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "mpi")
+BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "shared", "mpi")
 
 
 def reduce(
@@ -74,17 +76,38 @@ def reduce(
         segments = Segments(flat.size, pieces)
 
         places = _nowhere if target is None else target.places
-        memory = member.memory(path, source, segments, flat, places, op)
+
+        def in_messages() -> Memory | InChunks | None:
+            return member.memory(path, source, segments, flat, places, op)
+
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if target is None else target.flat)
         mine = member.riding(source, flat, algorithm)
+        if mine is None:
+            share(call, source.kind, flat)
+            if target is not None and any(call.places):
+                call.places = call.places[0], place_of(source.kind, target.flat)
+        memory = None if any(call.places) else in_messages()
     said = yield from member.open(call, mine or b"", always=mine is not None)
     if mine is not None and all_ride(said, mine):
         if target is not None:
             kind, dtype = source.kind, source.dtype
             small.combine(kind, said, op, order, dtype, target.flat, last=root)
-    elif memory is not None:
+        return None if target is None else target.done()
+    xs, outs = call.places_of_all(transport.size)
+    if member.is_shared(call, flat.size, xs):
+        position.phase = "node-shared reduce"
+        place = None if target is None else target.flat
+        everyone = fused.are_shared([*xs, outs[root]])
+        if everyone:
+            (place,) = fused.reach([outs[root]], flat.size, source.dtype)
+        all_x = fused.reach(xs, flat.size, source.dtype)
+        rank, kind = transport.rank, source.kind
+        fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
+        yield from fused.closing_exchange(transport, member.tag, position)
+    elif path is not None:
+        memory = yield from member.sure(call, memory, in_messages, flat, position)
         yield from member.execute(memory, call, source, position)
     else:
         assert member.library is not None
@@ -106,12 +129,13 @@ def broadcast(
         call.fields = (("algorithm", str(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
+        call.choose(algorithm)
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
         if name == "mpi":
             return None
-        if name == "auto":
+        if call.may_share:  # and cannot
             is_small = nbytes <= DIRECT_BYTES and size <= 8
             name = "direct" if is_small else "pipelined"
         pieces = chunks(nbytes)
@@ -144,6 +168,8 @@ def _broadcast(
                     "x is read-only or its elements share memory, and it would be filled; "
                     "pass a writeable array, or None off the root"
                 )
+            if is_root or is_filled:
+                share(call, source.kind, source.array)
         elif is_root:
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
@@ -152,6 +178,8 @@ def _broadcast(
             call.stages = member.carriage.stages_new()
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
+    xs, _ = call.places_of_all(transport.size)
+    is_shared = member.is_shared(call, prod(_parsed(payloads[root])[2]), xs)
     if x is None:
         with call.local():
             source, target = _like(payloads[root])
@@ -171,6 +199,13 @@ def _broadcast(
         if is_root:
             source.kind.copy(source.kind.flat(source.array), target.flat)
     kind = source.kind
+    if is_shared:
+        position.phase = "node-shared broadcast"
+        (of_root,) = fused.reach([xs[root]], target.flat.size, source.dtype)
+        if not is_root:
+            source.kind.copy(of_root, target.flat)
+        yield from fused.closing_exchange(transport, member.tag, position)
+        return target.done()
     path = choose(target.flat.size * kind.itemsize(source.dtype))
     if path is None:
         assert member.library is not None

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -26,8 +26,10 @@ from .collectives import CHUNK_BYTES, WHOLE, Collectives
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .shared import Backing, empty
 from .transport import Program, together
 
+T = TypeVar("T")
 Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
 
 
@@ -85,6 +87,7 @@ class Session:
         self.device_transport = device_support.agree(
             [device_support.decode(item[_HOST_BYTES:]) for item in said]
         )
+        node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
             _member(
                 lease.comm,
@@ -94,6 +97,7 @@ class Session:
                 message_bytes,
                 self.device_transport.transport,
                 WHOLE if len(hosts) == 1 else CHUNK_BYTES,
+                node,
             )
             for place in range(members)
         ]
@@ -158,6 +162,21 @@ class Session:
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
+
+    def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
+        """An array for each member, in memory that all ranks of its node reach."""
+        backings: list[Backing] = []
+
+        def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
+            return empty(member, shape, dtype, at, backings.append)
+
+        count = len(self.members)
+        nothing = None if count == 1 else [None] * count
+        try:
+            return self.collective("empty", body, nothing, None, False, timeout)
+        finally:
+            for backing in backings:
+                backing.close()
 
     # ---- messages ---------------------------------------------------------------------------------
 
@@ -236,6 +255,7 @@ def _member(
     message_bytes: int = 1 << 30,
     device_transport: str = "staged",
     chunk_bytes: int = CHUNK_BYTES,
+    node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
     room = small.most_bytes(transport.size) + 1  # and what a payload begins with
@@ -250,7 +270,20 @@ def _member(
         small_bytes=small.most_bytes(transport.size),
         device_transport=device_transport,
         chunk_bytes=chunk_bytes,
+        node=node,
     )
+
+
+def _once(function: Callable[[], T]) -> Callable[[], T]:
+    """A function that gives again what it gave the first time."""
+    given: list[T] = []
+
+    def first_time() -> T:
+        if not given:
+            given.append(function())
+        return given[0]
+
+    return first_time
 
 
 def _per_member(what: str, given: Any, members: int) -> list[Any]:

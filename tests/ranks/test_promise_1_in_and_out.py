@@ -42,6 +42,16 @@ def test_allreduce_of_every_small_count(comm, ring, algorithm):
         same_bits(x, brought(comm.rank, count), "x was changed")
         results.append((count, ring.allreduce(x, out=x, algorithm=algorithm)))
         assert results[-1][1] is x
+    # The same in memory that all ranks of the node reach: views into one array.
+    room = ring.empty((2, 8 * comm.size), "int64")
+    there = "shared" if algorithm == "auto" else algorithm
+    for count in counts(comm.size):
+        x, out = room[0, 3 : 3 + count], room[1, :count]
+        x[...], room[1] = brought(comm.rank, count), -1
+        results.append((count, ring.allreduce(x, out=out, algorithm=there).copy()))
+        same_bits(x, brought(comm.rank, count), "x was changed")
+        assert (room[1, count:] == -1).all()
+        results.append((count, ring.allreduce(x, out=x, algorithm=there).copy()))
     for count, result in results:
         same_bits(result, total(comm.size, count), count)
 

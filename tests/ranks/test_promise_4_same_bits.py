@@ -86,11 +86,21 @@ def unaligned(ring, x, **how):
     return shifted.copy()
 
 
+def node_shared(ring, x, **how):
+    """In place, in memory that all ranks of the node reach: ``auto`` is ``shared`` there."""
+    if how["algorithm"] == "auto":
+        how["algorithm"] = "shared"
+    shared = ring.empty(x.shape, x.dtype)
+    shared[...] = x
+    assert ring.allreduce(shared, out=shared, **how) is shared
+    return shared.copy()
+
+
 def asynchronous(ring, x, **how):
     return ring.allreduce(x, async_op=True, **how).wait()
 
 
-FORMS = (in_place, strided_input, strided_output, unaligned, asynchronous)
+FORMS = (in_place, strided_input, strided_output, unaligned, node_shared, asynchronous)
 
 
 def paths(rings: dict[str, Ring], x, forms) -> Iterator[tuple[str, Any, dict]]:
@@ -140,7 +150,7 @@ def test_large_arrays_take_other_paths_to_the_same_bits(comm, ring, dtype):
     for order, algorithms in ALGORITHMS.items():
         expected = reduced(inputs, op, order)
         for algorithm in algorithms:
-            for form in (out_of_place, in_place):
+            for form in (out_of_place, in_place, node_shared):
                 how = {"order": order, "algorithm": algorithm}
                 actual = form(ring, inputs[comm.rank], op=op, **how)
                 results.append(Result(f"{how} {form.__name__}", actual, expected))

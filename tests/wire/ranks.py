@@ -11,7 +11,10 @@ from wire.interleaving import chooser
 
 
 class Ranks:
-    """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one."""
+    """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
+
+    ``node(rank)`` are the ranks that the MPI would say share memory with that one.
+    """
 
     def __init__(
         self,
@@ -22,6 +25,7 @@ class Ranks:
         device_transport="staged",
         chunk_bytes=WHOLE,
         small_bytes=-1,
+        node=None,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -35,8 +39,9 @@ class Ranks:
                 small_bytes=small_bytes,
                 device_transport=device_transport,
                 chunk_bytes=chunk_bytes,
+                node=node and (lambda rank=rank: node(rank)),
             )
-            for transport in self.network.transports
+            for rank, transport in enumerate(self.network.transports)
         ]
 
     def run(self, program):

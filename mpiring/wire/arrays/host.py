@@ -157,6 +157,12 @@ class Kind:
         """``out = ((operands[0] op operands[1]) op ...)``; ``out`` may be one of the operands."""
         combine(op, operands, [out])
 
+    def fold_to_all(
+        self, op: str, size: int, operands: Sequence[Array], outs: Sequence[Array]
+    ) -> None:
+        """:meth:`fold` and :meth:`finish` in one pass, into each of ``outs``; each may be one of the operands."""
+        combine(op, operands, outs, size)
+
     def finish(self, op: str, size: int, value: Array, out: Array) -> None:
         """Divide by ``size`` (average) and round to ``out``'s dtype; ``out`` may be ``value``."""
         if out is not value or op == "avg":
