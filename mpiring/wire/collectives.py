@@ -43,8 +43,9 @@ DIRECT_BYTES = 64 << 10
 # What moves at a time between hosts.  32 KiB is below the eager limit of Open MPI over TCP, past which a
 # chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
 CHUNK_BYTES = 32 << 10
-# Inside a host the memory is the wire, and a segment moves fastest as a whole.
+# Inside a host the memory is the wire, and a segment moves fastest as a whole; a chain wants pieces there too.
 WHOLE = 1 << 62
+NODE_CHUNK_BYTES = 512 << 10
 _MOST_CHUNKS = 1024
 
 # Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
@@ -439,7 +440,7 @@ class Collectives:
             small = nbytes <= DIRECT_BYTES
             algorithm = "direct" if small or wide or order == "rank" else "ring"
         size, rank = self.transport.size, self.transport.rank
-        pieces = 0 if root is None else chunks(nbytes)
+        pieces = 0 if root is None else self.pieces(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
     def riding(self, source: Operand, flat: Array, algorithm: Any) -> bytes | None:
@@ -501,6 +502,11 @@ class Collectives:
         else:
             yield from execute_in_chunks(*memory, transport, self.tag, position, WINDOW)
 
+    def pieces(self, nbytes: int) -> int:
+        """How many pieces a buffer of so many bytes is cut into for a chain."""
+        length = NODE_CHUNK_BYTES if self.chunk_bytes == WHOLE else CHUNK_BYTES
+        return max(1, min(_MOST_CHUNKS, -(-nbytes // length)))
+
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
         if algorithm != "mpi":
@@ -544,11 +550,6 @@ def share(call: Call, kind: Kind, *arrays: Array) -> None:
         places = [place_of(kind, array) for array in arrays]
         if all(places):
             call.places = places[0], (places[1] if len(places) > 1 else None)
-
-
-def chunks(nbytes: int) -> int:
-    """How many pieces a buffer of so many bytes is cut into for a pipeline."""
-    return max(1, min(_MOST_CHUNKS, -(-nbytes // CHUNK_BYTES)))
 
 
 @lru_cache(maxsize=128)

@@ -32,7 +32,6 @@ from .collectives import (
     DIRECT_BYTES,
     Collectives,
     all_ride,
-    chunks,
     known,
     program_of,
     share,
@@ -138,7 +137,7 @@ def broadcast(
         if call.may_share:  # and cannot
             is_small = nbytes <= DIRECT_BYTES and size <= 8
             name = "direct" if is_small else "pipelined"
-        pieces = chunks(nbytes)
+        pieces = member.pieces(nbytes)
         return program_of("broadcast", size, rank, name, "ring", False, root, pieces)
 
     return (yield from _broadcast(member, call, x, root, path, position))

@@ -43,7 +43,8 @@ CHUNK = 32  # bytes, so that a pipeline of some segments needs few elements
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "CHUNK_BYTES", CHUNK)
+        for where in ("CHUNK_BYTES", "NODE_CHUNK_BYTES"):
+            patch.setattr(collectives, where, CHUNK)
         yield
 
 
