@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from mpi4py import MPI
 
 import mpiring
+from mpiring.wire.mpi import MPITransport
 
 from devices import cases
 from devices.cases import CASES
@@ -57,16 +60,28 @@ def test_case_in_chunks(ring, name):
 
 
 @pytest.mark.ranks(2, 3)
-def test_promise_6_a_hang_in_chunks_names_the_silent_rank(comm):
-    """A rank that stops in the middle of a pipeline is named, and the ring is broken."""
+def test_promise_6_a_hang_in_chunks_names_the_silent_rank(comm, monkeypatch):
+    """A rank that fails in the middle of a pipeline is named by the others, and the ring is broken."""
     ring = mpiring.Ring(comm, timeout=30)
     ring._session.members[0].chunk_bytes = 64
     x = random_array("float64", (4000,), RANK, 1)
     if RANK == 1:
-        work = ring.allreduce(x, algorithm="ring", async_op=True)
-        comm.Barrier()
-        assert not work._operation.done
-        return
-    with pytest.raises(mpiring.RingTimeout, match="in no call of this ring: rank 1"):
-        ring.allreduce(x, algorithm="ring", timeout=0.5)
+        posts = itertools.count()
+        post_send = MPITransport.post_send
+
+        def stop_at_some_time(self, *args):
+            if next(posts) == 20:
+                raise RuntimeError("stopped")
+            return post_send(self, *args)
+
+        monkeypatch.setattr(MPITransport, "post_send", stop_at_some_time)
+        with pytest.raises(RuntimeError, match="stopped"):
+            ring.allreduce(x, algorithm="ring")
+        monkeypatch.undo()
+    else:
+        silent = "in no call of this ring: rank 1"
+        with pytest.raises(mpiring.RingTimeout, match=silent):
+            ring.allreduce(x, algorithm="ring", timeout=1.0)
     comm.Barrier()
+    with pytest.raises(mpiring.RingError, match="broken"):
+        ring.allreduce(x)
