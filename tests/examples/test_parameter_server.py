@@ -11,6 +11,8 @@ import pytest
 
 from launch import launch
 
+pytestmark = pytest.mark.untraced
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = EXAMPLES / "parameter_server.py"
 N = 8 * (64 * 512 + 512 + 512 * 10 + 10)  # bytes of parameters

@@ -8,6 +8,8 @@ import pytest
 
 from launch import launch
 
+pytestmark = pytest.mark.untraced
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = EXAMPLES / "primitives.py"
 

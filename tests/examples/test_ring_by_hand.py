@@ -9,6 +9,8 @@ import pytest
 
 from launch import launch
 
+pytestmark = pytest.mark.untraced
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = EXAMPLES / "ring_by_hand.py"
 

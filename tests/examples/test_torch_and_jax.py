@@ -10,6 +10,8 @@ import pytest
 
 from launch import launch
 
+pytestmark = pytest.mark.untraced
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Program -> the library it needs, and the extras that bring it.
 NEEDS = {

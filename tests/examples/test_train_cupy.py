@@ -12,6 +12,8 @@ import cards
 from devices.compiled import no_compiler
 from launch import launch
 
+pytestmark = pytest.mark.untraced
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TESTS = Path(__file__).parents[1]
 PROGRAM = EXAMPLES / "train_cupy.py"

@@ -8,6 +8,8 @@ import pytest
 
 from launch import Completed, launch
 
+pytestmark = pytest.mark.untraced
+
 SECONDS = 30.0
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from launch import find_mpi, launch
 
+pytestmark = pytest.mark.untraced
+
 BEFORE = """
 import sys
 import mpiring

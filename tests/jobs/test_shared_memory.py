@@ -10,6 +10,8 @@ import pytest
 
 from launch import Completed, launch
 
+pytestmark = pytest.mark.untraced
+
 ENTER = """
 import os, signal, sys
 import numpy as np, mpiring

@@ -14,9 +14,12 @@ from mpiring.wire.kernels import Form
 
 from wire.kernel_checks import check_all
 
-pytestmark = pytest.mark.skipif(
-    bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}"
-)
+pytestmark = [
+    pytest.mark.untraced,
+    pytest.mark.skipif(
+        bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}"
+    ),
+]
 
 
 @pytest.fixture(autouse=True)

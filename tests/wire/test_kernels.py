@@ -34,6 +34,8 @@ from wire.kernel_checks import (
 )
 from wire.reference import BFLOAT16
 
+pytestmark = pytest.mark.untraced
+
 needs_llvmlite = pytest.mark.skipif(
     bool(kernels.missing()), reason=f"no kernels here: {kernels.missing()}"
 )

@@ -22,6 +22,8 @@ from wire.libraries import KNOWN, LIBRARIES, OTHERS, STRICT, check, pairs
 from wire.ranks import Ranks, kept
 from wire.reference import bounds, combined, dtype_of, finished, reduced_flat, varied
 
+pytestmark = pytest.mark.untraced
+
 SHAPES = [(), (0,), (1,), (7,), (2, 3), (3, 0, 2), (4, 1, 5)]
 
 

@@ -28,6 +28,8 @@ from devices.deferred import seeded
 from wire.reference import DTYPES, reduced_flat, same_bits, varied
 from wire.test_device import with_mistake
 
+pytestmark = pytest.mark.untraced
+
 LIBRARIES = ["torch", "numba", "jax"]
 TRANSPORTS = ["direct", "staged"]
 FILL = {

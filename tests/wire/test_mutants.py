@@ -17,6 +17,8 @@ from wire import executor
 from wire.executor import Machine
 from wire.schedules import ALL
 
+pytestmark = pytest.mark.untraced
+
 WAIT_SEND = """\
         for send_req, send in zip(send_reqs, step.sends):
             position.segment = send.segment

@@ -22,6 +22,8 @@ from wire import executor
 from wire.interleaving import protocols, seeds
 from wire.schedules import ALL
 
+pytestmark = pytest.mark.untraced
+
 KINDS = [
     ("sum", "float32"),
     ("avg", "float16"),

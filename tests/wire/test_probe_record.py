@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mpiring.wire import probe_record
 from mpiring.wire.loaded import Library
 from mpiring.wire.probe_record import (
     MOST_BYTES,
@@ -127,7 +128,9 @@ def test_without_a_file_or_a_cache_there_is_a_sentence(tmp_path):
     assert read_record(tmp_path, None)[0] is False
 
 
-def test_the_subject_of_a_library(tmp_path):
+def test_the_subject_of_a_library(tmp_path, monkeypatch):
+    mapped: list[str] = []
+    monkeypatch.setattr(probe_record, "mapped_here", lambda: mapped)
     real, link = tmp_path / "libmpi.so.40.1", tmp_path / "libmpi.so.40"
     real.touch()
     link.symlink_to(real)
@@ -140,6 +143,11 @@ def test_the_subject_of_a_library(tmp_path):
         socket.gethostname(),
         "OMPI_MCA_pml=ucx UCX_TLS=sm,cuda",
     )
+    # Over another UCX it is another subject.
+    mapped += ["/opt/ucx/lib/libucp.so.0.0.0", "/opt/ucx/lib/libuct.so.0"]
+    with_ucx = find_subject(library, {"UCX_TLS": "sm,cuda"})
+    assert with_ucx is not None
+    assert with_ucx.settings == "UCX_TLS=sm,cuda /opt/ucx/lib/libucp.so.0.0.0"
     real.unlink()
     assert find_subject(library, environment) is None
     assert find_subject(Library("Some MPI 1.0", (3, 1)), environment) is None

@@ -29,6 +29,8 @@ from wire.interleaving import protocols, seeds
 from wire.ranks import Ranks
 from wire.reference import same_bits
 
+pytestmark = pytest.mark.untraced
+
 made: list[bytes] = []
 
 

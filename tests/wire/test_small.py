@@ -15,6 +15,8 @@ from wire import reference
 from wire.ranks import Ranks
 from wire.reference import DTYPES, same_bits, varied
 
+pytestmark = pytest.mark.untraced
+
 OPS = ("sum", "prod", "min", "max", "avg")
 
 
