@@ -94,3 +94,32 @@ def test_pieces(length, limit):
     assert all(p.length == limit for p in found[:-1])
     assert all(0 < p.length <= limit for p in found)
     assert all(isinstance(p, Segment) for p in found)
+
+
+# ---- chunks of segments -----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 15))
+def test_chunks_tile_each_segment_in_order(lengths, limit):
+    segments = Segments.of_lengths(lengths)
+    chunks = segments.chunks(limit)
+    assert len(chunks) == max(1, -(-max(lengths) // limit))
+    for index, segment in enumerate(segments):
+        parts = [chunk[index] for chunk in chunks]
+        seen = [i for part in parts for i in range(part.start, part.stop)]
+        assert seen == list(range(segment.start, segment.stop))
+        assert all(part.length <= limit for part in parts)
+        for part in parts:
+            inside = part.within(segment)
+            assert list(range(segment.length))[inside] == [
+                i - segment.start for i in range(part.start, part.stop)
+            ]
+    for chunk in chunks:
+        assert len(chunk) == len(segments)
+        assert chunk.longest == max(chunk[i].length for i in range(len(chunk)))
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_no_such_chunks(length):
+    with pytest.raises(ValueError, match=f"length must be 1 or more, got {length}"):
+        Segments(7, 3).chunks(length)
