@@ -3,7 +3,8 @@
 A ring moves device memory in one of two ways: ``direct`` hands MPI the pointer, ``staged`` copies through the host.
 Where MPI cannot take the pointer, ``direct`` is a segmentation fault and not an exception, so it needs evidence:
 
-1. what the user asks for: ``Ring(device_transport=...)``, or ``MPIRING_DEVICE_TRANSPORT`` where that is ``"auto"``;
+1. what the user asks for: ``Ring(device_transport=...)``, or ``MPIRING_DEVICE_TRANSPORT`` where that is ``"auto"``,
+   as rank 0 has it;
 2. what the MPI says of itself: ``MPIX_GPU_query_support`` or ``MPIX_Query_cuda_support``;
 3. the memory kinds that COMM_WORLD states (``mpi_memory_alloc_kinds``, MPI 4.1);
 4. the vendor's environment, and the library that it makes MPI load.
@@ -185,19 +186,21 @@ def agree(found: Sequence[Found]) -> Decision:
 # ---- gathering --------------------------------------------------------------------------------------
 
 
-def gather(argument: str = "auto") -> Evidence:
+def gather(argument: str = "auto", variable: str | None = None) -> Evidence:
     """This rank's evidence; local, and cheap after the first time.
 
     MPI must have been started, or nothing can be asked and the answer is never a yes.
 
     Args:
         argument: what the user passes as ``device_transport``.
+        variable: what the environment says on rank 0, "" if nothing; None: what it says here.
 
     Raises:
         ValueError: the argument, or the environment variable in its place, is none of ``CHOICES``.
     """
     environment = os.environ
-    asked, by = read_request(argument, environment)
+    said = environment if variable is None else {VARIABLE: variable}
+    asked, by = read_request(argument, said)
     facts = find_facts()
     probe = Clue("", "no probe was looked for")
     if asked == "direct":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,6 @@ class Session:
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
         seconds: float | None = None
-        found = b""
         with call.local():
             call.fields = (
                 ("check", str(check)),
@@ -69,8 +69,6 @@ class Session:
                 raise TypeError(f"check must be True or False, got {check!r}")
             _check_range("members", members, mpi.MOST_MEMBERS)
             _check_range("message_bytes", message_bytes, (1 << 31) - 1)
-            found = device_support.encode(device_support.gather(device_transport))
-            found = _host() + found
         deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
@@ -81,11 +79,9 @@ class Session:
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease.comm, check is not False)
-        opening = first.open(call, found, always=True)
-        said = self.start("Ring", [opening], Position(), seconds)
-        hosts = {item[:_HOST_BYTES] for item in said}
-        self.device_transport = device_support.agree(
-            [device_support.decode(item[_HOST_BYTES:]) for item in said]
+        meeting = _meet(first, call, device_transport)
+        hosts, self.device_transport = self.start(
+            "Ring", [meeting], Position(), seconds
         )
         node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
@@ -96,7 +92,7 @@ class Session:
                 place,
                 message_bytes,
                 self.device_transport.transport,
-                WHOLE if len(hosts) == 1 else CHUNK_BYTES,
+                WHOLE if hosts == 1 else CHUNK_BYTES,
                 node,
             )
             for place in range(members)
@@ -236,6 +232,23 @@ class Session:
                 self._operations.drain()
             self.is_closed = True
             self._operations.release()
+
+
+def _meet(
+    member: Collectives, call: Call, device_transport: Any
+) -> Program[tuple[int, device_support.Decision]]:
+    """What the ranks tell each other when they make a ring: how many hosts, and how device memory travels."""
+    asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
+    said = yield from member.open(call, _host() + asked, always=True)
+    hosts = len({item[:_HOST_BYTES] for item in said})
+    # The environment that counts is rank 0's.
+    variable = said[0][_HOST_BYTES:].decode(errors="replace")
+    again = Call("Ring")
+    found = b""
+    with again.local():
+        found = device_support.encode(device_support.gather(device_transport, variable))
+    everyone = yield from member.open(again, found, always=True)
+    return hosts, device_support.agree(list(map(device_support.decode, everyone)))
 
 
 _HOST_BYTES = 8

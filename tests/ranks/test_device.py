@@ -296,6 +296,18 @@ def test_promise_5_ranks_that_ask_for_different_transports(comm, cupy, probed):
         mpiring.Ring(comm, timeout=30, device_transport=asked)
 
 
+def test_promise_5_the_environment_is_rank_0_s(comm, cupy, monkeypatch):
+    name = "MPIRING_DEVICE_TRANSPORT"
+    monkeypatch.setenv(name, "staged" if RANK == 0 else "nonsense")
+    with mpiring.Ring(comm, timeout=30) as ring:
+        assert ring.device_transport.why == f"{name}=staged asks for it"
+    monkeypatch.setenv(name, "nonsense" if RANK == 0 else "staged")
+    with pytest.raises(ValueError, match="rank 0: MPIRING_DEVICE_TRANSPORT=nonsense"):
+        mpiring.Ring(comm, timeout=30)
+    with mpiring.Ring(comm, timeout=30, device_transport="staged") as ring:
+        assert ring.device_transport.why == "device_transport='staged' asks for it"
+
+
 @pytest.mark.ranks(2, 3)
 def test_promise_5_direct_on_a_rank_without_evidence(
     comm, cupy, probed, monkeypatch, tmp_path
