@@ -20,7 +20,7 @@ say = @printf '\n== %s\n' "make $@: $(1)"
 help:
 	@echo 'make demo          trains a model on 4 processes, from a fresh clone; about 2 minutes'
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
-	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 25 minutes'
+	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 30 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
 	@echo 'make bench         the benchmark on all three MPIs, and as root between four hosts; about 30 minutes'
 	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
@@ -46,20 +46,25 @@ demo: .venv/.has-demo
 	@echo '  make test                                        every law the ring relies on, checked'
 
 test: .venv/.has-test $(OTHERS:%=.venv-%/.has-test)
-	$(call say,all tests on Open MPI$(comma) in two runs at a time; about 7 minutes)
+	$(call say,all tests on Open MPI$(comma) in two runs at a time; about 8 minutes)
 	@# No old data of a killed run may count as covered.
 	.venv/bin/coverage erase
-	@mkdir -p out
-	@# Every mutation of the schedules, and the ranks in most numbers: tracing them would take minutes more.
-	.venv/bin/python -m pytest -m untraced > out/untraced.log 2>&1 & untraced=$$!; traced=0; \
-	  trap 'kill $$untraced 2> /dev/null || :' EXIT; \
-	  .venv/bin/python -m pytest --cov --cov-report= -m 'not slow and not gpu and not untraced' || traced=$$?; \
-	  wait $$untraced && status=0 || status=$$?; cat out/untraced.log; exit $$((traced ? traced : status))
+	$(call two-runs,.venv, and not slow,--cov --cov-report=)
 	$(call say,branch coverage: plan has to be 100 %$(comma) the rest is shown)
 	.venv/bin/coverage report
 	@.venv/bin/coverage report --include='mpiring/plan/*' --fail-under=100 > /dev/null || \
 	  { echo 'make test: mpiring/plan is not covered by 100 %, see Missing above'; exit 2; }
 	$(foreach mpi,$(OTHERS),$(call smoke,$(mpi)))
+
+# Two runs side by side: what is traced where coverage is asked for, and what would take too long then.
+# The environment, what both select besides, and what only the first is given.
+define two-runs
+	@mkdir -p out
+	$(1)/bin/python -m pytest -m 'untraced and not gpu$(2)' > out/untraced.log 2>&1 & untraced=$$!; traced=0; \
+	  trap 'kill $$untraced 2> /dev/null || :' EXIT; \
+	  $(1)/bin/python -m pytest $(3) -m 'not untraced and not gpu$(2)' || traced=$$?; \
+	  wait $$untraced && status=0 || status=$$?; cat out/untraced.log; exit $$((traced ? traced : status))
+endef
 
 define smoke
 	$(call say,a short run on $(1); about 1 minute)
@@ -71,8 +76,8 @@ test-all: .venv/.has-test .venv/.has-adapters $(OTHERS:%=.venv-%/.has-test)
 	$(foreach venv,.venv $(OTHERS:%=.venv-%),$(call everything,$(venv)))
 
 define everything
-	$(call say,all tests in $(1)$(comma) the long ones too; about 7 minutes)
-	$(1)/bin/python -m pytest -m 'not gpu'
+	$(call say,all tests in $(1)$(comma) the long ones too$(comma) in two runs at a time; about 9 minutes)
+	$(call two-runs,$(1))
 
 endef
 
