@@ -69,7 +69,9 @@ NETWORK = {
     "100mbit": "allreduce broadcast -b 8M -e 8M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
     "400mbit": "allreduce broadcast -b 16M -e 16M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
 }
-QUICK_NETWORK = {"400mbit": "allreduce -b 1M -e 1M --rounds 3 --time 1s --peers mpi,ring,lecture"}
+QUICK_NETWORK = {
+    "400mbit": "allreduce -b 1M -e 1M --rounds 3 --time 1s --peers mpi,ring,lecture"
+}
 
 
 def jobs(environments: Sequence[Path], quick: bool, network: bool) -> Iterator[Job]:
