@@ -28,6 +28,7 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ..plan.segments import pieces
@@ -313,6 +314,11 @@ def until_done(kind: Kind) -> Program[None]:
         yield from wait(_Work(kind))
 
 
+def _goes_direct(kind: CupyKind, arrays: Sequence[Array] = ()) -> bool:
+    """Whether an MPI that takes device memory takes these arrays, and new ones: scratch and results are such."""
+    return kind.new_goes_direct() and all(map(kind.goes_direct, arrays))
+
+
 class Carriage:
     """How the buffers of one rank's calls travel.
 
@@ -333,8 +339,7 @@ class Carriage:
             return False
         if self.device_transport == "staged":
             return True
-        # Scratch and results are where new arrays are.
-        if kind.new_goes_direct() and all(map(kind.goes_direct, arrays)):
+        if _goes_direct(kind, arrays):
             return False
         if not self._has_said:
             self._has_said = True
@@ -351,7 +356,8 @@ class Carriage:
         """Whether this rank would stage an array that it has yet to make, of a kind that it does not know."""
         if self.device_transport == "staged":
             return False  # who has an array says so
-        return any(self.stages(kind_named(name)) for name in kinds_here())
+        kinds = map(kind_named, kinds_here())
+        return any(isinstance(k, CupyKind) and not _goes_direct(k) for k in kinds)
 
     def reserve(self, kind: Kind, buffers: int) -> None:
         """Take the memory to stage so many buffers at one time."""

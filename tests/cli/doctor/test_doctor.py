@@ -266,10 +266,10 @@ def test_a_silent_rank_is_named_for_real():
         "-c",
         "from mpi4py import MPI; import signal; signal.pause()",
     ]
-    command = [sys.executable, "-m", "mpiring", "doctor", "--timeout", "15"]
+    command = [sys.executable, "-m", "mpiring", "doctor", "--timeout", "40"]
     job = run_command(
         [str(mpi.mpirun), "-n", "2", *command, ":", "-n", "1", *python],
-        timeout=60,
+        timeout=120,
         env=job_environment(mpi),
     )
     assert job.returncode != 0
