@@ -459,8 +459,12 @@ class Collectives:
         flat: Array | None,
         places: Places,
         op: str,
+        may_cut: bool = True,
     ) -> Memory | InChunks | None:
-        """The memory of a collective: in chunks where segments are long, None for the MPI's own."""
+        """The memory of a collective: in chunks where segments are long, None for the MPI's own.
+
+        Schedules that have their own pieces, or are naive on purpose, may not be cut.
+        """
         if path is None:
             return None
         kind, dtype = source.kind, source.dtype
@@ -469,7 +473,7 @@ class Collectives:
             self.chunk_bytes // kind.itemsize(dtype),
             segments.longest // _MOST_CHUNKS,
         )
-        if segments.longest <= length:
+        if segments.longest <= length or not may_cut:
             return Memory(
                 kind, path, segments, flat, places(segments), op, dtype, self.scratch
             )

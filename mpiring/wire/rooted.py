@@ -77,7 +77,7 @@ def reduce(
         places = _nowhere if target is None else target.places
 
         def in_messages() -> Memory | InChunks | None:
-            return member.memory(path, source, segments, flat, places, op)
+            return member.memory(path, source, segments, flat, places, op, False)
 
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
@@ -213,7 +213,7 @@ def _broadcast(
         return target.done()
     segments = Segments(target.flat.size, path.schedule.segments)
 
-    memory = member.memory(path, source, segments, None, target.places, "max")
+    memory = member.memory(path, source, segments, None, target.places, "max", False)
     assert memory is not None
     yield from member.execute(memory, call, source, position)
     result = target.done()
@@ -275,6 +275,7 @@ def run(
             flat if reduces else None,
             places,
             op if reduces else "max",
+            may_cut=False,
         )
         assert memory is not None
         member.carry(call, source, path, flat if target is None else target.flat)
