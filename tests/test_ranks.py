@@ -19,7 +19,7 @@ SIZES = [
     pytest.param(2, marks=UNTRACED),
     pytest.param(3, marks=[UNTRACED, pytest.mark.smoke]),
     4,
-    pytest.param(5, marks=UNTRACED),
+    pytest.param(5, marks=pytest.mark.slow),
     pytest.param(8, marks=pytest.mark.slow),
 ]
 # What an MPI can do differently: the cases from the field, the transport, the life of communicators, and what it says
