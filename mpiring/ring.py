@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import RingError
 from .plan.schedules import Schedule
-from .wire import mpi, rooted
+from .wire import custom, gather, mpi, rooted
 from .wire.collectives import Collectives
 from .wire.device_transport import Carriage
 from .wire.execute import Position
@@ -248,7 +248,7 @@ class Ring:
         op = mpi.op_name(op)
 
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
-            return rooted.run(member, schedule, x, op, out, at)
+            return custom.run(member, schedule, x, op, out, at)
 
         return self._session.collective("run", body, x, out, async_op, timeout)
 
@@ -278,7 +278,7 @@ class Ring:
         """
 
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
-            return member.allgather(x, out, algorithm, at)
+            return gather.allgather(member, x, out, algorithm, at)
 
         return self._session.collective("allgather", body, x, out, async_op, timeout)
 

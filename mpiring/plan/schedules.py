@@ -264,6 +264,31 @@ def combination(order: str, last: int, size: int) -> tuple[int, ...]:
     return tuple((first + i) % size for i in range(size))
 
 
+class Turn(NamedTuple):
+    """A round of a dissemination, as one rank sees it.
+
+    Attributes:
+        dest, source: to whom it tells what it knows, and whom it hears.
+        known: how many ranks each knows of then: itself and those before it.
+    """
+
+    dest: int
+    source: int
+    known: int
+
+
+def dissemination(rank: int, size: int) -> Iterator[Turn]:
+    """The rounds after which every rank has heard of every other, ``ceil(log2 size)`` of them (Hensgen 1988).
+
+    >>> [tuple(turn) for turn in dissemination(0, 5)]
+    [(1, 4, 1), (2, 3, 2), (4, 1, 4)]
+    """
+    known = 1
+    while known < size:
+        yield Turn((rank + known) % size, (rank - known) % size, known)
+        known *= 2
+
+
 # ---- the ring -------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..plan.schedules import dissemination
 from .transport import Program, Transport, wait
 
 TEXT_BYTES = 400  # longest text; a longer one ends in its digest
@@ -61,16 +62,11 @@ class Opening:
         self._payload_bytes = payload_bytes
         self._rounds: list[_Round] = []
         rank, size = transport.rank, transport.size
-        known = 1
-        while known < size:
+        for dest, source, known in dissemination(rank, size):
             new = min(known, size - known)
-            source = (rank - known) % size
-            lowest = 0 if source - known + 1 < 0 else source - known + 1
+            lowest = max(0, source - known + 1)
             room = bytearray(2 + _HEADER_BYTES + new * (2 + payload_bytes))
-            self._rounds.append(
-                _Round((rank + known) % size, source, lowest, new, room)
-            )
-            known += new
+            self._rounds.append(_Round(dest, source, lowest, new, room))
 
     def exchange(
         self, text: bytes, failure: bytes | None = None, payload: bytes = b""

@@ -1,4 +1,4 @@
-"""One rank's part of each collective, from the user's array to the result, as a program.
+"""One rank's part of a collective, from the user's array to the result, as a program.
 
 Every collective has the same four parts:
 
@@ -10,15 +10,16 @@ Every collective has the same four parts:
 
 The path (which schedule) depends only on what the opening exchange has shown to be equal on all ranks, so
 all ranks take the same.
+
+Here are the reductions that leave something on every rank, and what all collectives have in common.  The others:
+:mod:`mpiring.wire.gather`, :mod:`mpiring.wire.rooted`, :mod:`mpiring.wire.custom`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 from ..plan.catalog import algorithms, schedule
@@ -32,7 +33,7 @@ from .calls import Call, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
-from .operands import Operand, checked_output, flat_input, operand, output
+from .operands import Operand, flat_input, operand, output
 from .pipeline import execute_in_chunks
 from .shared import place_of
 from .transport import Program, Transport
@@ -215,95 +216,6 @@ class Collectives:
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             memory = yield from self.sure(call, memory, in_messages, flat, position)
-            yield from self.execute(memory, call, source, position)
-        return target.done()
-
-    def allgather(
-        self, x: Any, out: Any, algorithm: Any, position: Position
-    ) -> Program[Array]:
-        """The ranks' arrays behind each other; see :meth:`mpiring.Ring.allgather`."""
-        call = Call("allgather")
-        rank, size = self.transport.rank, self.transport.size
-        payload = b""
-        with call.local():
-            source = operand(x)
-            trailing = source.array.shape[1:]
-            call.fields = (
-                ("dtype", source.dtype),
-                ("dimensions", str(max(source.array.ndim, 1))),
-                ("trailing dimensions", str(list(trailing))),
-                ("algorithm", str(algorithm)),
-            )
-            known("algorithm", algorithm, names_of("allgather"))
-            self.need_library(algorithm, source.kind)
-            call.choose(algorithm)
-            path: RankProgram | None = None
-            if algorithm != "mpi":
-                name = "ring" if call.may_share else algorithm
-                path = program_of("allgather", size, rank, name, "ring", False)
-            self.carry(call, source, path)
-            given = -1
-            share(call, source.kind, source.array)
-            if out is not None:
-                wanted = checked_output(source, out)
-                self.carry(call, source, path, wanted)
-                if wanted.shape[1:] != trailing or wanted.ndim != max(
-                    source.array.ndim, 1
-                ):
-                    raise ValueError(
-                        f"out has shape {wanted.shape}, expected (sum of lengths, "
-                        f"{', '.join(map(str, trailing))}) with x of shape {source.array.shape}"
-                    )
-                given = len(wanted)
-                if source.kind.overlaps(source.array, wanted):
-                    # In place or not: that shows when the lengths are known.
-                    share(call, source.kind, source.array, wanted)
-            length = source.array.shape[0] if source.array.ndim else 1
-            payload = struct.pack("<qq", length, given)
-        # Even unchecked, the lengths must be known.
-        said = yield from self.open(call, payload, always=True)
-        lengths, outs = zip(*(struct.unpack("<qq", item) for item in said))
-        total = sum(lengths)
-        for other, given in enumerate(outs):
-            if given not in (-1, total):
-                raise ValueError(
-                    f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
-                    f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
-                )
-        width = source.array.size // length if length else prod(trailing)
-        itemsize = source.kind.itemsize(source.dtype)
-        segments = Segments.of_lengths([n * width for n in lengths])
-        xs, overlapped = call.places_of_all(size)
-        starts = [segment.start * itemsize for segment in segments]
-        is_shared = self.is_shared(
-            call, total * width, fused.unless_written(xs, overlapped, starts)
-        )
-        with call.local():
-            target = output(source, out, (total, *trailing))
-            mine = target.flat[segments[rank].slice]
-            flat = source.kind.flat(source.array)
-            if not source.kind.same_memory(flat, mine):
-                overlaps = source.kind.overlaps(flat, mine)
-                source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
-
-            way = None if is_shared else path
-            memory = self.memory(way, source, segments, None, target.places, "max")
-        yield from self.settle(call, total * width * itemsize, position)
-        if is_shared:
-            position.phase = "node-shared allgather"
-            for turn in range(1, size):  # each begins with another one
-                other = (rank + turn) % size
-                piece = target.flat[segments[other].slice]
-                theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
-                source.kind.copy(theirs, piece)
-            yield from fused.closing_exchange(self.transport, self.tag, position)
-        elif memory is None:
-            assert self.library is not None
-            position.phase = "the MPI's allgather"
-            counts = [segment.length * itemsize for segment in segments]
-            whole = source.kind.message(target.flat)
-            yield from self.library["allgather"](whole, counts)
-        else:
             yield from self.execute(memory, call, source, position)
         return target.done()
 

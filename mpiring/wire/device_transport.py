@@ -28,7 +28,7 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.segments import pieces
@@ -98,7 +98,13 @@ class DeviceTransport(Transport):
         inner: carries the messages.
         kind: of the buffers, bound to a call.
         message_bytes: longest message: the same on both ends, whatever memory they have.
+
+    Attributes:
+        sending, receiving: what makes the request for a buffer.
     """
+
+    sending: Callable[..., _DeviceRequest]
+    receiving: Callable[..., _DeviceRequest]
 
     def __init__(self, inner: Transport, kind: CupyKind, message_bytes: int) -> None:
         super().__init__(inner.rank, inner.size, message_bytes)
@@ -113,9 +119,15 @@ class DeviceTransport(Transport):
     def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
         return self.inner.post_receive(buffer, source, tag)
 
-    def start(self, request: _DeviceRequest, tag: int) -> Request:
+    def isend(self, buffer: Buffer, dest: int, tag: int) -> Request:
+        return self._start(self.sending(self, "send to", dest, tag, buffer))
+
+    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+        return self._start(self.receiving(self, "receive from", source, tag, buffer))
+
+    def _start(self, request: _DeviceRequest) -> Request:
         """Take note of a request; it posts its messages after those of the one before it in its channel."""
-        channel = (request.verb, request.peer, tag)
+        channel = (request.verb, request.peer, request.tag)
         request.before = self._last.get(channel)
         self._last[channel] = request
         self._open.append(request)
@@ -164,17 +176,6 @@ class _DeviceRequest(Request):
         """
 
 
-class Direct(DeviceTransport):
-    """Device memory as MPI's buffers."""
-
-    def isend(self, buffer: Buffer, dest: int, tag: int) -> Request:
-        return self.start(_DirectRequest(self, "send to", dest, tag, buffer), tag)
-
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        request = _DirectRequest(self, "receive from", source, tag, buffer)
-        return self.start(request, tag)
-
-
 class _DirectRequest(_DeviceRequest):
     def __init__(
         self,
@@ -205,24 +206,10 @@ class _DirectRequest(_DeviceRequest):
         return not self._messages
 
 
-class Staged(DeviceTransport):
-    """Device memory through pinned chunks of host memory.
+class Direct(DeviceTransport):
+    """Device memory as MPI's buffers."""
 
-    Args:
-        inner, kind: as for :class:`DeviceTransport`.
-        chunks: at least :data:`WINDOW` for each buffer that is on its way at one time; a message is as long.
-    """
-
-    def __init__(self, inner: Transport, kind: CupyKind, chunks: Chunks) -> None:
-        super().__init__(inner, kind, chunks.nbytes)
-        self.chunks = chunks
-
-    def isend(self, buffer: Buffer, dest: int, tag: int) -> Request:
-        return self.start(_StagedSend(self, "send to", dest, tag, buffer), tag)
-
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        request = _StagedReceive(self, "receive from", source, tag, buffer)
-        return self.start(request, tag)
+    sending = receiving = _DirectRequest
 
 
 class _StagedRequest(_DeviceRequest):
@@ -287,6 +274,22 @@ class _StagedReceive(_StagedRequest):
             self._messages.append((message, chunk, part))
         self.is_posted = is_my_turn and not self._waiting
         return self.is_posted and not self._messages
+
+
+class Staged(DeviceTransport):
+    """Device memory through pinned chunks of host memory.
+
+    Args:
+        inner, kind: as for :class:`DeviceTransport`.
+        chunks: at least :data:`WINDOW` for each buffer that is on its way at one time; a message is as long.
+    """
+
+    sending = _StagedSend
+    receiving = _StagedReceive
+
+    def __init__(self, inner: Transport, kind: CupyKind, chunks: Chunks) -> None:
+        super().__init__(inner, kind, chunks.nbytes)
+        self.chunks = chunks
 
 
 class _Work(Request):

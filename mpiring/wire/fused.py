@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ..plan.schedules import combination, dissemination
 from ..plan.segments import Segments
 from .arithmetic import Array
 from .arrays import Kind
@@ -54,11 +55,9 @@ def reach(places: Places, count: int, dtype: str) -> list[Array]:
     return arrays
 
 
-def in_order(ranks_arrays: Sequence[Array], order: str, last: int) -> list[Array]:
-    """The arrays in the order in which they are combined, ``last`` at the end in the ring's order."""
-    start = last + 1 if order == "ring" else 0
-    size = len(ranks_arrays)
-    return [ranks_arrays[(start + turn) % size] for turn in range(size)]
+def in_order(arrays: Sequence[Array], order: str, last: int) -> list[Array]:
+    """The ranks' arrays in the order in which they are combined."""
+    return [arrays[rank] for rank in combination(order, last, len(arrays))]
 
 
 def allreduce(
@@ -103,14 +102,11 @@ def closing_exchange(
 ) -> Program[None]:
     """End when all ranks have come here: a dissemination, like the opening exchange, of one byte."""
     position.phase = "closing exchange"
-    rank, size = transport.rank, transport.size
-    distance = 1
-    while distance < size:
-        receive = transport.post_receive(bytearray(1), (rank - distance) % size, tag)
-        send = transport.post_send(b"\1", (rank + distance) % size, tag)
+    for turn in dissemination(transport.rank, transport.size):
+        receive = transport.post_receive(bytearray(1), turn.source, tag)
+        send = transport.post_send(b"\1", turn.dest, tag)
         yield from wait(receive)
         yield from wait(send)
-        distance *= 2
 
 
 def unless_written(xs: Places, outs: Places, starts: Sequence[int]) -> Places:

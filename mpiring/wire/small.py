@@ -81,8 +81,9 @@ def combine(
 @lru_cache(maxsize=64)
 def _places(count: int, size: int) -> Array:
     """Row k has, for each element, the place of the contribution that comes k-th in the order ``"ring"``."""
-    places = np.empty((size, count), np.intp)
+    place_of = np.arange(size * count).reshape(size, count)  # by rank and element
+    places = np.empty_like(place_of)
     for home, segment in enumerate(Segments(count, size)):
-        for row, rank in enumerate(combination("ring", home, size)):
-            places[row, segment.slice] = np.arange(*segment) + rank * count
+        ranks = list(combination("ring", home, size))
+        places[:, segment.slice] = place_of[ranks, segment.slice]
     return places

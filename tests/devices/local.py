@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpiring.wire import messages, rooted
+from mpiring.wire import custom, messages, rooted
 from mpiring.wire.arrays import cuda_driver
 from mpiring.wire.collectives import WHOLE
 from mpiring.wire.execute import Position
@@ -45,7 +45,7 @@ class LocalRing:
         return rooted.broadcast(self.collectives, x, root, algorithm, Position())
 
     def run(self, schedule, x, op="sum", *, out=None):
-        return rooted.run(self.collectives, schedule, x, op, out, Position())
+        return custom.run(self.collectives, schedule, x, op, out, Position())
 
     def exchange(self, *given):
         """Messages (True, x, dest, tag) and (False, out, source, tag) of one group."""

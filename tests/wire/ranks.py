@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpiring.wire.agree import PAYLOAD_BYTES, Opening
 from mpiring.wire.collectives import WHOLE, Collectives
 from mpiring.wire.execute import Position
+from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
 
 from wire.interleaving import chooser
@@ -76,4 +77,6 @@ def call(collectives, name, *arguments):
     given = len(arguments) - (name != "barrier")
     rest = DEFAULTS[name][given:] if name in DEFAULTS else ()
     position = () if name == "exchange" else (Position(),)
+    if name == "allgather":
+        return allgather(collectives, *arguments, *rest, *position)
     return getattr(collectives, name)(*arguments, *rest, *position)

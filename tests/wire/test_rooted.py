@@ -27,7 +27,7 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.segments import Segments
-from mpiring.wire import collectives, rooted
+from mpiring.wire import collectives, custom, rooted
 from mpiring.wire.execute import Position
 
 from plan.written import CASES, written
@@ -67,7 +67,7 @@ def run(ranks, plan, xs, op="sum", outs=None):
     plans = plan if isinstance(plan, list) else [plan] * ranks.size
     outs = outs or [None] * ranks.size
     return ranks.run(
-        lambda r, c: rooted.run(c, plans[r], xs[r], op, outs[r], Position())
+        lambda r, c: custom.run(c, plans[r], xs[r], op, outs[r], Position())
     )
 
 
@@ -331,9 +331,9 @@ def test_run_that_cannot_work():
 
 def test_a_schedule_is_proven_once(monkeypatch):
     proven = []
-    monkeypatch.setattr(rooted, "verify", lambda plan: proven.append(plan))
+    monkeypatch.setattr(custom, "verify", lambda plan: proven.append(plan))
     plan = from_steps("allreduce", [list(ring_allreduce(2).steps(r)) for r in (0, 1)])
-    rooted._prove.cache_clear()
+    custom._prove.cache_clear()
     for _ in range(3):
         run(Ranks(2), plan, [np.ones(3), np.ones(3)])
     assert proven == [plan]

@@ -21,6 +21,7 @@ from mpiring.wire.arrays import NUMPY
 from mpiring.wire.arrays.mapped import Place, locate
 from mpiring.wire.calls import Call, facts_of, with_facts
 from mpiring.wire.execute import Position
+from mpiring.wire.gather import allgather
 from mpiring.wire.rooted import broadcast, reduce
 from mpiring.wire.shared import Backing, empty, place_of
 
@@ -582,7 +583,7 @@ def turns(ranks, rank, c, xs, outs):
         )
         xs[rank][...] = rank
         found.append(part.tolist())
-        joined = yield from c.allgather(xs[rank][:1], None, "shared", Position())
+        joined = yield from allgather(c, xs[rank][:1], None, "shared", Position())
         xs[rank][...] = 100 * rank + turn
         found.append(joined.tolist())
         root = turn % size
