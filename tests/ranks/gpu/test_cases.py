@@ -17,13 +17,19 @@ pytestmark = pytest.mark.ranks(1, 2, 3, 4, 5)
 SIZE = MPI.COMM_WORLD.size
 FIT = [name for name, (_, sizes) in CASES.items() if SIZE in sizes]
 SHORT = [name for name in FIT if name != "b03_everybody_sends_first"]  # that is large
-# On the pretended device one is enough here: tests/ranks/test_device.py has them all.
-PLACES: list[Any] = [("pretended", name) for name in SHORT[-1:]]
-PLACES += [pytest.param("real", name, marks=pytest.mark.gpu) for name in SHORT]
+
+
+def places(names: list[str]) -> list[Any]:
+    """Each on a card; on the pretended device one is enough here: tests/ranks/test_device.py has them all."""
+    real = [pytest.param("real", name, marks=pytest.mark.gpu) for name in names]
+    return [*(("pretended", name) for name in names[-1:]), *real]
+
+
+LONG, PLACES = places(FIT), places(SHORT)
 BUCKETS = [8, 1 << 20, None]
 
 
-@pytest.mark.parametrize("name", FIT)
+@pytest.mark.parametrize("where, name", LONG, indirect=["where"])
 def test_case(cupy, ring, scale, name):
     drive(CASES[name][0](Programs(ring, scale.many, 20), cupy))
 
