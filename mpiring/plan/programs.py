@@ -62,8 +62,13 @@ def rank_program(schedule: Schedule, rank: int, *, wide: bool = False) -> RankPr
         for segment, form in ((r.segment, r.form) for r in stored):
             if segment not in (kept if form is Form.PARTIAL else results):
                 alive.add((segment, wide and form is Form.PARTIAL))
-        if wide:  # a contribution that travels as a partial is widened into a slot
-            alive |= {(s.segment, True) for s in step.sends if s.form is Form.PARTIAL}
+        for send in step.sends:
+            # A contribution that travels as a partial is widened into a slot; and what others of the host may
+            # write over while it travels is combined, or copied, into one.
+            is_wide = wide and send.form is Form.PARTIAL
+            is_exposed = schedule.fuses and send.segment not in results
+            if is_wide or (is_exposed and send.form is not Form.RESULT):
+                alive.add((send.segment, is_wide))
         slots = max(slots, len(alive))
         # All is sent, and what arrives has arrived: now combine, then finish.
         in_use = reduced | finished | {r.segment for r in stored}

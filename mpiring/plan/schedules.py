@@ -178,6 +178,15 @@ class Schedule:
         """The rank that owns ``segment``: the inverse of :meth:`owned`."""
         return (segment - self.offset) % self.size
 
+    @property
+    def fuses(self) -> bool:
+        """Whether a rank may bring inputs of others, which it reads where they are: see :mod:`mpiring.plan.hierarchy`."""
+        return False
+
+    def inputs(self, rank: int, segment: int) -> tuple[int, ...]:
+        """The ranks whose inputs ``rank`` brings to a segment, in the order in which it folds them: its own."""
+        return (rank,)
+
     def results(self, rank: int) -> Sequence[int]:
         """The segments whose result the collective's postcondition wants on ``rank``."""
         if self.collective == "reduce_scatter":

@@ -3,7 +3,8 @@
 A **value** is what a rank holds of one segment.  It is a tuple ``(mask, form, *operands)``:
 
 * ``mask`` has bit ``r`` set if rank ``r``'s contribution is in it;
-* a contribution has the rank as its one operand;
+* a contribution has the rank as its one operand, or several if one rank brings the inputs of them all; they
+  are folded one by one onto what stands on their left, and into one value before they travel;
 * a partial has the values that were folded, from the left;
 * a result has the partial (or contribution) that was finished, or nothing for data that was complete
   from the start (an allgather's, a broadcast's).
@@ -80,6 +81,11 @@ def initial(schedule: Schedule) -> Cells:
     if schedule.collective == "broadcast":
         return [
             list(given) if r == schedule.root else [None] * segments
+            for r in range(size)
+        ]
+    if schedule.fuses:
+        return [
+            [_brought(schedule.inputs(r, s)) for s in range(segments)]
             for r in range(size)
         ]
     return [[(1 << r, _CONTRIBUTION, r)] * segments for r in range(size)]
@@ -161,7 +167,7 @@ def order_of(value: Value) -> tuple[int | str, ...]:
             continue
         _, form, *operands = item
         if form is _CONTRIBUTION:
-            tokens.append(operands[0])
+            tokens.extend(operands)
         elif form is _RESULT:
             todo.extend((operand, leftmost) for operand in operands)
         else:
@@ -301,6 +307,8 @@ class _Machine:
                 held is not _CONTRIBUTION or send.form is not _PARTIAL
             ):
                 self._refuse(rank, send, f"what rank {rank} holds is a {held.value}")
+            if held is _CONTRIBUTION and len(value_held) > 3:
+                value_held = self._folded(rank, send, value_held)
             channel = rank * size + send.peer
             if channel in self.receives:
                 receive, place = self.receives.take(channel)
@@ -419,6 +427,15 @@ class _Machine:
             )
         self.cells[rank][segment] = (self.full, _RESULT, value)
 
+    def _folded(self, rank: int, send: Send, value: Value) -> Value:
+        """The inputs of several ranks as the one value in which they travel."""
+        mask, _, *ranks = value
+        if send.form is not _PARTIAL:
+            self._refuse(
+                rank, send, f"what rank {rank} holds are the inputs of ranks {ranks}"
+            )
+        return mask, _PARTIAL, *(_brought((r,)) for r in ranks)
+
     def _check_alone(self, rank: int, step: Step) -> None:
         """A segment that is stored may have no other part in the same step: their order is open."""
         stored = [r.segment for r in step.receives if r.action is _STORE]
@@ -486,6 +503,11 @@ class _Machine:
         return (
             f"{self.schedule.algorithm} {self.schedule.collective} of {self.size} ranks"
         )
+
+
+def _brought(ranks: tuple[int, ...]) -> Value | None:
+    """The inputs of these ranks, in order, as one rank brings them; None for none."""
+    return (sum(1 << r for r in ranks), _CONTRIBUTION, *ranks) if ranks else None
 
 
 def _stored(receive: Receive, value: Value) -> Value:

@@ -25,7 +25,7 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, fused, small
+from . import arithmetic, fused, hierarchy, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
@@ -134,7 +134,7 @@ class Collectives:
                 return target.done()
             memory = in_messages()
         xs, outs = call.places_of_all(self.transport.size)
-        if self.is_shared(call, flat.size, xs, outs):
+        if self.is_shared(call, flat.size, xs, outs, between_hosts=True):
             position.phase = "node-shared allreduce"
             all_x = fused.reach(xs, flat.size, source.dtype)
             all_out = (
@@ -143,6 +143,10 @@ class Collectives:
             rank, kind = self.transport.rank, source.kind
             fused.allreduce(rank, kind, op, order, all_x, all_out)
             yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif hosts := hierarchy.hosts_of(xs, outs):
+            yield from hierarchy.combine(
+                self, call, hosts, source, op, order, flat, target.places, position
+            )
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
@@ -203,11 +207,15 @@ class Collectives:
                 return target.done()
             memory = in_messages()
         xs, _ = call.places_of_all(self.transport.size)
-        if self.is_shared(call, flat.size, xs):
+        if self.is_shared(call, flat.size, xs, between_hosts=True):
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
             fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
             yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif hosts := hierarchy.hosts_of(xs):
+            yield from hierarchy.combine(
+                self, call, hosts, source, op, order, flat, at_home, position
+            )
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
@@ -286,19 +294,28 @@ class Collectives:
 
     # ---- node-shared memory -----------------------------------------------------------------------
 
-    def is_shared(self, call: Call, count: int, *arrays: fused.Places) -> bool:
+    def is_shared(
+        self,
+        call: Call,
+        count: int,
+        *arrays: fused.Places,
+        between_hosts: bool = False,
+    ) -> bool:
         """Whether a call that has been opened moves no data by message: the same on every rank.
 
         Args:
             call: what was asked for.
             count: elements; where there are none, any path is as good.
             arrays: for each input or output that the others touch, the ranks' places.
+            between_hosts: whether it may also be asked to share memory within each of several hosts.
 
         Raises:
             ValueError: if it was asked to, and cannot.
         """
         if fused.are_shared(*arrays):
             return True
+        if between_hosts and hierarchy.hosts_of(*arrays):
+            return False
         if call.must_share and count and self.transport.size > 1:
             raise ValueError(fused.why_not(call.name, arrays))
         return False
@@ -380,11 +397,7 @@ class Collectives:
         if path is None:
             return None
         kind, dtype = source.kind, source.dtype
-        length = max(
-            1,
-            self.chunk_bytes // kind.itemsize(dtype),
-            segments.longest // _MOST_CHUNKS,
-        )
+        length, _ = self.chunking(segments, kind.itemsize(dtype))
         if segments.longest <= length or not may_cut:
             return Memory(
                 kind, path, segments, flat, places(segments), op, dtype, self.scratch
@@ -401,6 +414,13 @@ class Collectives:
             length,
             WINDOW,
         )
+
+    def chunking(self, segments: Segments, itemsize: int) -> tuple[int, int]:
+        """How many elements a chunk has, and how many of them are on their way in a channel."""
+        length = max(
+            1, self.chunk_bytes // itemsize, segments.longest // _MOST_CHUNKS
+        )
+        return length, WINDOW
 
     def execute(
         self,

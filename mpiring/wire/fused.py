@@ -98,13 +98,19 @@ def reduce(
 
 
 def closing_exchange(
-    transport: Transport, tag: int, position: Position
+    transport: Transport, tag: int, position: Position, ranks: range | None = None
 ) -> Program[None]:
-    """End when all ranks have come here: a dissemination, like the opening exchange, of one byte."""
+    """End when all ranks have come here: a dissemination, like the opening exchange, of one byte.
+
+    Args:
+        transport, tag, position: of the call.
+        ranks: which, this one among them; None for all.
+    """
     position.phase = "closing exchange"
-    for turn in dissemination(transport.rank, transport.size):
-        receive = transport.post_receive(bytearray(1), turn.source, tag)
-        send = transport.post_send(b"\1", turn.dest, tag)
+    those = range(transport.size) if ranks is None else ranks
+    for turn in dissemination(those.index(transport.rank), len(those)):
+        receive = transport.post_receive(bytearray(1), those[turn.source], tag)
+        send = transport.post_send(b"\1", those[turn.dest], tag)
         yield from wait(receive)
         yield from wait(send)
 

@@ -221,6 +221,7 @@ def in_chunks(
     scratch: Scratch,
     length: int,
     window: int,
+    make: Callable[..., Memory] = Memory,
 ) -> InChunks:
     """A memory for each chunk of the segments, and landings that they share.
 
@@ -229,6 +230,7 @@ def in_chunks(
         places: gives :class:`Memory`'s ``result`` for one cut of the buffer.
         length: of a chunk, in elements.
         window: steps with a landing that are on their way at one time.
+        make: makes each memory.
     """
     chunks = segments.chunks(length)
     room = chunks[0].longest * kind.itemsize(accumulator(op, dtype))
@@ -243,7 +245,7 @@ def in_chunks(
         mine = share + number * slots
         own = [*rooms[: program.landings], *rooms[mine : mine + slots]]
         memories.append(
-            Memory(
+            make(
                 kind,
                 program,
                 chunk,

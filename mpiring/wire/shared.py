@@ -15,7 +15,9 @@ what goes wrong on one raises on all:
 5. each rank reserves the space of its part and maps the whole.  Reserving takes the memory now, on the rank's
    own NUMA node, where a sparse file would end in SIGBUS at the first touch.
 
-A rank that shares with nobody, or has no ``/dev/shm``, has an ordinary array.
+Where nobody shares, and on a rank without ``/dev/shm``, the array is an ordinary one.  A rank that is alone on its
+host, while ranks of other hosts share, has a region all to itself: so a call finds the hosts by their regions
+(:mod:`mpiring.wire.hierarchy`).
 """
 
 from __future__ import annotations
@@ -130,15 +132,13 @@ def empty(
     backing: Backing | None = None
     identity = b""
     if rank == node[0] and len(node) > 1:
-        try:
-            backing = Backing.create()
-            made(backing)
-            identity = backing.identity
-        except OSError:
-            pass
+        backing = _created(made)
+        identity = b"" if backing is None else backing.identity
     identities = yield from member.open(call, identity, always=True)
     identity = identities[node[0]]
-    if backing is None and identity:
+    if len(node) == 1 and any(identities):
+        backing = _created(made)
+    elif backing is None and identity:
         backing = Backing.attach(identity)
         if backing is not None:
             made(backing)
@@ -147,7 +147,7 @@ def empty(
     sharers = [other for other in node if there[other]]
     array: Array = None
     with call.local():
-        if backing is None or len(sharers) == 1:
+        if backing is None or there.count(is_there) == 1:
             array = NUMPY.empty(lengths, name)
         else:
             backing.unlink()
@@ -157,6 +157,16 @@ def empty(
             array = region.array(part * room, prod(lengths), name).reshape(lengths)
     yield from member.open(call, always=True)
     return array
+
+
+def _created(made: Callable[[Backing], None]) -> Backing | None:
+    """A new file, of which ``made`` is told; None if there is no place for it."""
+    try:
+        backing = Backing.create()
+    except OSError:
+        return None
+    made(backing)
+    return backing
 
 
 def place_of(kind: Any, flat: Array) -> Place | None:

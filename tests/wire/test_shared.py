@@ -169,7 +169,14 @@ def test_never_wider_than_the_mpi_says():
     regions = [place and place.region for place in map(where, arrays)]
     assert regions[0] == regions[2] is not None
     assert regions[1] == regions[4] is not None and regions[1] != regions[0]
-    assert regions[3] is None and arrays[3].shape == (10,)
+    # Alone, but others share: so it has a region, too, by which it is known as a host.
+    assert regions[3] is not None and regions.count(regions[3]) == 1
+    assert arrays[3].shape == (10,) and files() == []
+
+
+def test_where_nobody_shares_arrays_are_ordinary():
+    for array in Node(3, nodes=[0, 1, 2]).empty(10):
+        assert where(array) is None and array.shape == (10,)
 
 
 def test_a_rank_that_cannot_attach_has_an_ordinary_array(monkeypatch):
@@ -427,7 +434,7 @@ def mixtures(ranks, values):
         "no out": (a, [None] * size),
         "an ordinary x": ([ordinary[0], *a[1:]], [ordinary[0], *a[1:]]),
         "an ordinary out": (a, [*b[1:], np.zeros_like(values[0])][::-1]),
-        "regions that differ": ([a[0], *b[1:]], [a[0], *b[1:]]),
+        "regions that differ": ([a[0], b[1], *a[2:]], [a[0], b[1], *a[2:]]),
         "a strided x": (wide, b),
         "a strided out": (a, wide),
         "no out on some": (a, later),
