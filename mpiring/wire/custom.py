@@ -39,6 +39,11 @@ def run(
             raise ValueError(
                 f"the schedule is for {plan.size} ranks, this ring has {size}"
             )
+        if plan.fuses:
+            raise ValueError(
+                f"the {plan.algorithm} schedule has ranks read each other's memory, which run() cannot give them; "
+                f"pass arrays of ring.empty to ring.{plan.collective} on several hosts, and it is what they take"
+            )
         name = f"{plan.algorithm} {plan.collective} #{_digest(plan)}"
         call.fields = (("schedule", name), ("op", str(op)))
         _prove(plan)

@@ -89,6 +89,7 @@ class HostMemory(Memory):
         # What is folded when it is finished, right into its places.
         self._whole: dict[int, list[Array]] = {}
         steps = self.program.steps
+        self._kept = set(self.program.schedule.results(self.program.rank))
         self._finishes = {segment for step in steps for segment in step.finishes}
 
     def outgoing(self, send: Send) -> Array:
@@ -98,7 +99,7 @@ class HostMemory(Memory):
             return super().outgoing(send)
         brought = self._brought(segment)
         is_narrow = send.form is Form.CONTRIBUTION
-        if is_narrow and segment in self.program.schedule.results(self.program.rank):
+        if is_narrow and segment in self._kept:
             return brought[0]  # nobody writes there but this rank, later
         place = self._place(segment, self._dtype if is_narrow else self._partial_dtype)
         self.kind.fold(self._op, brought, place)
@@ -130,6 +131,10 @@ class HostMemory(Memory):
             operands = self._whole.pop(segment)
             self.kind.fold_to_all(self._op, self._size, operands, places)
             self._hold(segment, place)
+
+    def _result_in(self, segment: int, dtype: str) -> Array | None:
+        """The segment's place in this rank's output; that of another keeper's is not for partials, who writes there."""
+        return super()._result_in(segment, dtype) if segment in self._kept else None
 
     def _brought(self, segment: int) -> list[Array]:
         """The pieces that this rank brings, in order."""
