@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..errors import ScheduleError
 from .schedules import Action, Form, Receive, Schedule, Send, Step, combination
@@ -169,10 +169,9 @@ def hosts_allreduce(hosts: Hosts, order: str = "ring") -> HostSchedule:
 def verify_hosts(schedule: HostSchedule, count: int | None = None) -> Proof:
     """Prove a schedule between hosts: what :func:`~mpiring.plan.verify.verify` does, and what shared memory asks for.
 
-    * a rank reads the inputs of its own host's ranks only;
+    * a rank reads the inputs of its own host's ranks only, and of each segment every input is read by one rank, once;
     * on each host every result of an all-reduce has one keeper, who stores it to all;
-    * who keeps a result and brings anything reads its own input there, so that nobody else does:
-      each input is read once.
+    * who keeps a result reads its own input of it, so that nobody else does.
 
     Raises:
         ScheduleError, DeadlockError: as ``verify`` does.
@@ -188,28 +187,35 @@ def verify_hosts(schedule: HostSchedule, count: int | None = None) -> Proof:
                 f"{schedule.algorithm} {schedule.collective}: the ranks of host {host} keep the results {kept}, "
                 "which is not each of them once"
             )
-        for rank in ranks:
-            for segment in range(schedule.segments):
-                _check_reads(schedule, ranks, rank, segment)
+        _check_reads(schedule, ranks)
     return verify(schedule, count)
 
 
-def _check_reads(
-    schedule: HostSchedule, ranks: range, rank: int, segment: int
-) -> None:
-    """Check that what one rank brings is there, once, and not overwritten by what it keeps."""
-    read = schedule.inputs(rank, segment)
-    writes = segment in schedule.results(rank) and schedule.collective == "allreduce"
-    if not set(read) <= set(ranks):
-        why = f"reads inputs of the ranks {read}, which are not all on its host"
-    elif len(set(read)) < len(read):
-        why = f"reads inputs of the ranks {read}, one of them twice"
-    elif writes and rank not in read:
-        why = f"keeps the result, and reads inputs of the ranks {read} without its own"
-    else:
-        return
+def _check_reads(schedule: HostSchedule, ranks: range) -> None:
+    """Check who reads what on one host: all that is there, once, and nobody what another may write over."""
+    stores = schedule.collective == "allreduce"
+    kept = {rank: set(schedule.results(rank) if stores else ()) for rank in ranks}
+    for segment in range(schedule.segments):
+        readers: dict[int, int] = {}  # of each input
+        for rank in ranks:
+            read = schedule.inputs(rank, segment)
+            for other in read:
+                if other not in ranks:
+                    _refuse(schedule, rank, segment, other, "which is on another host")
+                if readers.setdefault(other, rank) != rank or read.count(other) > 1:
+                    _refuse(schedule, rank, segment, other, "which is read already")
+        for other, rank in readers.items():
+            if segment in kept[other] and rank != other:
+                why = "who keeps the result and may write over it"
+                _refuse(schedule, rank, segment, other, why)
+
+
+def _refuse(
+    schedule: HostSchedule, rank: int, segment: int, other: int, why: str
+) -> NoReturn:
     raise ScheduleError(
-        f"{schedule.algorithm} {schedule.collective}: rank {rank} in segment {segment} {why}",
+        f"{schedule.algorithm} {schedule.collective}: rank {rank} reads, of segment {segment}, the input of rank "
+        f"{other}, {why}",
         rank=rank,
         segment=segment,
     )

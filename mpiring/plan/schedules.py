@@ -180,7 +180,7 @@ class Schedule:
 
     @property
     def fuses(self) -> bool:
-        """Whether a rank may bring inputs of others, which it reads where they are: see :mod:`mpiring.plan.hierarchy`."""
+        """Whether a rank may bring inputs of others, read where they are: :mod:`mpiring.plan.hierarchy`."""
         return False
 
     def inputs(self, rank: int, segment: int) -> tuple[int, ...]:

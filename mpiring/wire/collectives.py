@@ -417,9 +417,7 @@ class Collectives:
 
     def chunking(self, segments: Segments, itemsize: int) -> tuple[int, int]:
         """How many elements a chunk has, and how many of them are on their way in a channel."""
-        length = max(
-            1, self.chunk_bytes // itemsize, segments.longest // _MOST_CHUNKS
-        )
+        length = max(1, self.chunk_bytes // itemsize, segments.longest // _MOST_CHUNKS)
         return length, WINDOW
 
     def execute(

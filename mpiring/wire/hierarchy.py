@@ -31,7 +31,7 @@ from ..plan.hierarchy import (
     ranks_of_hosts,
 )
 from ..plan.programs import RankProgram, rank_program
-from ..plan.schedules import Action, Form, Receive, Send
+from ..plan.schedules import Action, Form, Send
 from ..plan.segments import Segments
 from . import fused
 from .arithmetic import Array, accumulator
@@ -86,7 +86,7 @@ class HostMemory(Memory):
     def __init__(self, host: HostArrays, *rest: Any) -> None:
         super().__init__(*rest)
         self._host = host
-        # What is folded when it is finished, right into its places.
+        # Operands that wait for the end of their step, to be folded right into all places of the result.
         self._whole: dict[int, list[Array]] = {}
         steps = self.program.steps
         self._kept = set(self.program.schedule.results(self.program.rank))
@@ -106,31 +106,29 @@ class HostMemory(Memory):
         self._hold(segment, place)
         return place
 
-    def combine(self, receives: Sequence[Receive], arrived: Sequence[Array]) -> None:
-        """Fold what this rank brings onto what arrived, once for each segment; store results to all of the host."""
-        for receive, array in zip(receives, arrived):
-            segment = receive.segment
-            if receive.action is Action.STORE:
-                for place in self._others(segment):
-                    self.kind.copy(array, place)
-                self._hold(segment, array)
-                continue
-            operands = [array, *self._brought(segment)]
-            if segment in self._finishes:
-                self._whole[segment] = operands
-                continue
-            total = self._place(segment, self._partial_dtype)
-            self.kind.fold(self._op, operands, total)
-            self._hold(segment, total)
-
     def finish(self, segments: Sequence[int]) -> None:
         """Fold, divide and round what is complete, in one pass to all of the host."""
         for segment in segments:
             place = self._place(segment, self._dtype)
             places = [place, *self._others(segment)]
-            operands = self._whole.pop(segment)
+            operands = self._whole.pop(segment, None) or self._own(segment)
             self.kind.fold_to_all(self._op, self._size, operands, places)
             self._hold(segment, place)
+
+    def _own(self, segment: int) -> list[Array]:
+        has_value = segment in self._values
+        return super()._own(segment) if has_value else self._brought(segment)
+
+    def _fold(self, segment: int, operands: list[Array]) -> None:
+        if segment in self._finishes:
+            self._whole[segment] = operands
+        else:
+            super()._fold(segment, operands)
+
+    def _store(self, segment: int, value: Array) -> None:
+        for place in self._others(segment):
+            self.kind.copy(value, place)
+        super()._store(segment, value)
 
     def _result_in(self, segment: int, dtype: str) -> Array | None:
         """The segment's place in this rank's output; that of another keeper's is not for partials, who writes there."""

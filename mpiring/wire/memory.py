@@ -141,16 +141,14 @@ class Memory:
                 (r.action, a) for r, a in zip(receives, arrived) if r.segment == segment
             ]
             if here[0][0] is Action.STORE:
-                self._hold(segment, here[0][1])
+                self._store(segment, here[0][1])
                 continue
             operands = [array for action, array in here if action is Action.REDUCE]
-            operands.append(self._value(segment))
+            operands += self._own(segment)
             operands += [
                 array for action, array in here if action is Action.REDUCE_AFTER
             ]
-            total = self._place(segment, self._partial_dtype)
-            self.kind.fold(self._op, operands, total)
-            self._hold(segment, total)
+            self._fold(segment, operands)
 
     def finish(self, segments: Sequence[int]) -> None:
         """Divide and round what is complete, into its place in the output."""
@@ -165,6 +163,20 @@ class Memory:
             if segment not in except_for:
                 for dtype in (self._dtype, self._partial_dtype):
                     self._free(segment, dtype)
+
+    def _own(self, segment: int) -> list[Array]:
+        """What this rank holds of a segment, as the operands that it is."""
+        return [self._value(segment)]
+
+    def _fold(self, segment: int, operands: list[Array]) -> None:
+        """Combine into the segment's place."""
+        total = self._place(segment, self._partial_dtype)
+        self.kind.fold(self._op, operands, total)
+        self._hold(segment, total)
+
+    def _store(self, segment: int, value: Array) -> None:
+        """Take note of what has arrived in its place."""
+        self._hold(segment, value)
 
     def _value(self, segment: int) -> Array:
         value = self._values.get(segment)

@@ -360,13 +360,13 @@ MISTAKES = {
         "return [self._host.inputs[rank][here] for rank in ranks]",
         "return [self._host.inputs[self.program.rank][here] for rank in ranks]",
     ),
-    "folds what it brings before what came": (
-        "operands = [array, *self._brought(segment)]",
-        "operands = [*self._brought(segment), array]",
+    "folds from the right": (
+        "            self._whole[segment] = operands\n",
+        "            self._whole[segment] = operands[::-1]\n",
     ),
     "does not copy what came to the others": (
-        "                    self.kind.copy(array, place)\n",
-        "                    pass\n",
+        "            self.kind.copy(value, place)\n",
+        "            pass\n",
     ),
     "closes with the ranks of the first host": (
         "mine = ranks_of_hosts(hosts)[host_of(hosts, rank)]",

@@ -85,14 +85,14 @@ MISTAKES = {
     "frees slots at the start of a step": (execute, POST, FORGET_AT_END + POST),
     "folds from the right": (
         memory,
-        "            total = self._place(segment, self._partial_dtype)\n",
-        "            total = self._place(segment, self._partial_dtype)\n"
-        "            operands = operands[::-1]\n",
+        "        total = self._place(segment, self._partial_dtype)\n",
+        "        total = self._place(segment, self._partial_dtype)\n"
+        "        operands = operands[::-1]\n",
     ),
     "folds its own value first": (
         memory,
-        "operands.append(self._value(segment))",
-        "operands.insert(0, self._value(segment))",
+        "operands += self._own(segment)\n",
+        "operands = self._own(segment) + operands\n",
     ),
     "reduces after as before": (
         memory,
@@ -107,8 +107,8 @@ MISTAKES = {
     ),
     "adds up in the input": (
         memory,
-        "            total = self._place(segment, self._partial_dtype)\n",
-        "            total = self._value(segment)\n",
+        "        total = self._place(segment, self._partial_dtype)\n",
+        "        total = self._value(segment)\n",
     ),
     "stores in a slot what is kept": (
         memory,
