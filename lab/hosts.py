@@ -76,11 +76,16 @@ class Hosts:
         args: Sequence[str | Path],
         timeout: float = 120,
         env: Mapping[str, str | None] | None = None,
+        map_by: str = "node",
     ) -> Completed:
-        """`launch.launch`, with ``size`` ranks spread over the hosts, the first one on node0."""
+        """`launch.launch`, with ``size`` ranks spread over the hosts, the first one on node0.
+
+        With ``map_by="slot"`` those of a host have ranks behind each other, as mpirun does it unasked; with
+        "node" each next rank is on the next host.
+        """
         mpi = find_mpi()
         python = str(Path(sys.prefix) / "bin" / "python")
-        command = self._mpirun(mpi, size) + [python, "-m", "mpi4py", *map(str, args)]
+        command = self._mpirun(mpi, size, map_by) + [python, "-m", "mpi4py", *map(str, args)]
         job_env = job_environment(mpi, {**(env or {}), "TMPDIR": str(self._files)})
         return run(self.on(self.names[0], command), timeout=timeout, env=job_env)
 
@@ -134,7 +139,7 @@ class Hosts:
             _ip_tool("ip", host, "address", "add", address, "dev", "eth0")
             _ip_tool("ip", host, "link", "set", "lo", "up")
 
-    def _mpirun(self, mpi: Mpi, size: int) -> list[str]:
+    def _mpirun(self, mpi: Mpi, size: int, map_by: str) -> list[str]:
         if mpi.name != "openmpi":
             raise RuntimeError(f"the hosts are made for Open MPI, this is {mpi.name}")
         assert self._files is not None, "use it as `with Hosts(...) as hosts:`"
@@ -145,10 +150,10 @@ class Hosts:
         hostfile.write_text("".join(f"{name} slots={slots}\n" for name in self.names))
         return [
             str(mpi.mpirun),
-            *("--stdin", "none", "-n", str(size), "--map-by", "node"),
+            *("--stdin", "none", "-n", str(size), "--map-by", map_by),
             *("--hostfile", str(hostfile), "--prtemca", "plm_ssh_agent", str(agent)),
             *("--prtemca", "oob_tcp_if_include", NETWORK),
-            *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
+            *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self" if slots == 1 else "tcp,sm,self"),
             *("--mca", "btl_tcp_if_include", NETWORK),
         ]
 
