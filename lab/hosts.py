@@ -85,7 +85,12 @@ class Hosts:
         """
         mpi = find_mpi()
         python = str(Path(sys.prefix) / "bin" / "python")
-        command = self._mpirun(mpi, size, map_by) + [python, "-m", "mpi4py", *map(str, args)]
+        command = self._mpirun(mpi, size, map_by) + [
+            python,
+            "-m",
+            "mpi4py",
+            *map(str, args),
+        ]
         job_env = job_environment(mpi, {**(env or {}), "TMPDIR": str(self._files)})
         return run(self.on(self.names[0], command), timeout=timeout, env=job_env)
 
@@ -153,7 +158,14 @@ class Hosts:
             *("--stdin", "none", "-n", str(size), "--map-by", map_by),
             *("--hostfile", str(hostfile), "--prtemca", "plm_ssh_agent", str(agent)),
             *("--prtemca", "oob_tcp_if_include", NETWORK),
-            *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self" if slots == 1 else "tcp,sm,self"),
+            *(
+                "--mca",
+                "pml",
+                "ob1",
+                "--mca",
+                "btl",
+                "tcp,self" if slots == 1 else "tcp,sm,self",
+            ),
             *("--mca", "btl_tcp_if_include", NETWORK),
         ]
 

@@ -356,9 +356,10 @@ class Ring:
         ``out`` (of one call too, be it another one): ``out=x`` is the fastest.  Anything else goes the ordinary
         way, to the same bits; ``algorithm="shared"`` makes it an error instead.
 
-        On several nodes the memory is shared within each, and collectives over more than one take the ordinary
-        way.  Without ``/dev/shm``, or where the ranks of a host cannot see each other's, the array is an ordinary
-        one.
+        On several hosts the memory is shared within each.  If the ranks of each host lie behind each other, an
+        all-reduce or a reduce-scatter combines inside the hosts and sends between them only, to the same bits; the
+        other collectives take the ordinary way.  Without ``/dev/shm``, or where the ranks of a host cannot see each
+        other's, the array is an ordinary one.
 
         The memory is reserved now, in ``/dev/shm``, and freed with the last array and view on any rank; each rank
         may drop its own when it likes, and arrays may outlive the ring.  No file is left behind, whatever happens.

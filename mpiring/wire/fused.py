@@ -135,7 +135,8 @@ def why_not(name: str, arrays: Sequence[Places]) -> str:
     who = (
         f"rank {', '.join(map(str, ordinary))} passed other memory, or memory that is written and read at once"
         if ordinary
-        else "the ranks passed arrays of several calls of ring.empty, or of several nodes"
+        else "the ranks passed arrays of several calls of ring.empty, or of several nodes, which only an allreduce or "
+        "a reduce_scatter can do, where the ranks of each node lie behind each other"
     )
     return (
         f"{name}: algorithm='shared' needs contiguous x, and out where others write it, of ring.empty on every rank, "

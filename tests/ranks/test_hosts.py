@@ -29,14 +29,13 @@ from ranks.test_promise_5_errors import all_raise
 from ranks.test_promise_6_no_silent_hang import is_over, meet
 
 SIZE = MPI.COMM_WORLD.size
-LAYOUTS = {
-    1: [],
-    2: [],
+ALL: dict[int, list[tuple[int, ...]]] = {
     3: [(2, 1), (1, 2)],
     4: [(2, 2), (1, 2, 1)],
     5: [(3, 2), (1, 4), (2, 1, 2)],
     8: [(4, 4), (3, 1, 4), (2, 2, 2, 2)],
-}[SIZE]
+}
+LAYOUTS = ALL.get(SIZE, [])
 pytestmark = pytest.mark.ranks(3, 4, 5, 8)
 
 
