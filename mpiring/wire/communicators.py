@@ -37,15 +37,23 @@ Wait = Callable[[MPI.Request, str], None]  # waits for a request or raises RingT
 
 
 class Lease:
-    """A duplicate in use by one ring."""
+    """A duplicate in use by one ring.
+
+    Attributes:
+        comm: the duplicate.
+        persistent: the ring's persistent requests on it, freed before it serves another ring.
+    """
 
     def __init__(self, pool: _Pool, number: int, comm: MPI.Intracomm) -> None:
         self.comm = comm
+        self.persistent: list[MPI.Prequest] = []
         self._pool = pool
         self._number = number
 
     def give_back(self) -> None:
         """Queue it for reuse.  Local; calls no MPI, so a finaliser may call it at any time."""
+        if self.persistent:
+            _done_with.extend(self.persistent)
         if self._pool.parent_is_freed:
             _orphans.append(self.comm)
         else:
@@ -74,6 +82,7 @@ class _Pool:
 
 
 _orphans: list[MPI.Intracomm] = []  # given back after their parent was freed
+_done_with: list[MPI.Prequest] = []  # of rings that have gone
 
 
 def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
@@ -86,6 +95,8 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
     Raises:
         RingError: if an earlier call on this parent did not come to its end.
     """
+    while _done_with:
+        _done_with.pop().Free()
     while _orphans:
         _orphans.pop().Free()
     pool: Any = parent.Get_attr(_keyval())
