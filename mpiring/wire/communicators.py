@@ -77,7 +77,7 @@ class _Pool:
         if self.stuck_in is None and self.control != MPI.COMM_NULL:
             self.control.Free()
         for number in self.queued:
-            self.live.pop(number).Free()
+            _free(self.live.pop(number))
         self.queued.clear()
 
 
@@ -95,10 +95,8 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
     Raises:
         RingError: if an earlier call on this parent did not come to its end.
     """
-    while _done_with:
-        _done_with.pop().Free()
     while _orphans:
-        _orphans.pop().Free()
+        _free(_orphans.pop())
     pool: Any = parent.Get_attr(_keyval())
     if pool is None:
         pool = _Pool()
@@ -113,7 +111,7 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
         gc.collect()  # rings in reference cycles queue their duplicates now
     free = _queued_everywhere(pool, wait)
     for number in free[1 + KEEP :]:
-        pool.live.pop(number).Free()
+        _free(pool.live.pop(number))
         pool.queued.discard(number)
     if free:
         number = free[0]
@@ -122,7 +120,18 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
         number = pool.next_number
         pool.next_number += 1
         pool.live[number] = _duplicate(parent, pool, wait)
+    _free_requests()
     return Lease(pool, number, pool.live[number])
+
+
+def _free(comm: MPI.Intracomm) -> None:
+    _free_requests()  # which would keep it alive
+    comm.Free()
+
+
+def _free_requests() -> None:
+    while _done_with:
+        _done_with.pop().Free()
 
 
 def _duplicate(parent: MPI.Intracomm, pool: _Pool, wait: Wait) -> MPI.Intracomm:
