@@ -26,7 +26,7 @@ from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
 from . import arithmetic, fused, hierarchy, small
-from .agree import Opening
+from .agree import Heard, Opening
 from .arithmetic import Array
 from .arrays import Kind
 from .calls import Call, difference, facts_of, with_facts
@@ -92,8 +92,10 @@ class Collectives:
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self.chunk_bytes = chunk_bytes
-        self._small_bytes = small_bytes
-        self._opening = opening
+        self.small_bytes = small_bytes
+        self.opening = opening
+        self.closing = fused.Closing(transport, tag)
+        self._closings: dict[range, fused.Closing] = {}
         self.tag = tag
         self._check = check
         self.library = library
@@ -101,9 +103,20 @@ class Collectives:
     # ---- the collectives --------------------------------------------------------------------------
 
     def allreduce(
-        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+        self,
+        x: Any,
+        op: Any,
+        out: Any,
+        order: Any,
+        algorithm: Any,
+        position: Position,
+        heard: Heard | None = None,
     ) -> Program[Array]:
-        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
+        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`.
+
+        Args:
+            heard: what the opening exchange gave, if it is over.
+        """
         call = Call("allreduce")
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
@@ -127,7 +140,7 @@ class Collectives:
             total = target.flat
             if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        said = yield from self.open(call, mine or b"", always=mine is not None)
+        said = yield from self.open(call, mine or b"", mine is not None, heard)
         if mine is not None:
             if all_ride(said, mine):
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
@@ -142,7 +155,7 @@ class Collectives:
             )
             rank, kind = self.transport.rank, source.kind
             fused.allreduce(rank, kind, op, order, all_x, all_out)
-            yield from fused.closing_exchange(self.transport, self.tag, position)
+            yield from self.closing.exchange(position)
         elif hosts := hierarchy.hosts_of(xs, outs):
             yield from hierarchy.combine(
                 self, call, hosts, source, op, order, flat, target.places, position
@@ -211,7 +224,7 @@ class Collectives:
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
             fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
-            yield from fused.closing_exchange(self.transport, self.tag, position)
+            yield from self.closing.exchange(position)
         elif hosts := hierarchy.hosts_of(xs):
             yield from hierarchy.combine(
                 self, call, hosts, source, op, order, flat, at_home, position
@@ -244,7 +257,11 @@ class Collectives:
         return len(set(said)) == 1
 
     def open(
-        self, call: Call, payload: bytes = b"", always: bool = False
+        self,
+        call: Call,
+        payload: bytes = b"",
+        always: bool = False,
+        heard: Heard | None = None,
     ) -> Program[list[bytes]]:
         """The opening exchange; raises alike on every rank unless all mean the same and none failed.
 
@@ -252,6 +269,7 @@ class Collectives:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
             always: exchange even in a ring that does not check.  One whose memory is shared does so.
+            heard: what the exchange gave, if it is over.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
@@ -261,11 +279,13 @@ class Collectives:
             if call.failure is not None:
                 raise call.take_failure()
             return []
-        summary, payloads = yield from self._opening.exchange(
-            call.text(),
-            call.failure_text(self.transport.rank),
-            with_facts(call, payload),
-        )
+        if heard is None:
+            heard = yield from self.opening.exchange(
+                call.text(),
+                call.failure_text(self.transport.rank),
+                with_facts(call, payload),
+            )
+        summary, payloads = heard
         # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
         if summary.failure is not None:
             raise call.error(summary, self.transport.rank)
@@ -319,6 +339,12 @@ class Collectives:
         if call.must_share and count and self.transport.size > 1:
             raise ValueError(fused.why_not(call.name, arrays))
         return False
+
+    def closing_of(self, ranks: range) -> fused.Closing:
+        """The closing exchange of some ranks, this one among them; kept, as its messages are used again."""
+        if ranks not in self._closings:
+            self._closings[ranks] = fused.Closing(self.transport, self.tag, ranks)
+        return self._closings[ranks]
 
     def sure(
         self,
@@ -376,7 +402,7 @@ class Collectives:
         """The flat array as bytes, if it is to ride in the opening exchange."""
         if algorithm != "auto" or source.kind.is_device:
             return None
-        if flat.size * source.kind.itemsize(source.dtype) > self._small_bytes:
+        if flat.size * source.kind.itemsize(source.dtype) > self.small_bytes:
             return None
         return bytes(flat.tobytes())
 

@@ -195,7 +195,7 @@ def combine(
         )
     yield from member.settle(call, flat.nbytes, position)
     yield from member.execute(memory, call, source, position)
-    yield from fused.closing_exchange(transport, member.tag, position, mine)
+    yield from member.closing_of(mine).exchange(position)
 
 
 _SCHEDULES = {"allreduce": hosts_allreduce, "reduce_scatter": hosts_reduce_scatter}

@@ -27,6 +27,7 @@ from .collectives import CHUNK_BYTES, WHOLE, Collectives
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .repeated import Repeated
 from .shared import Backing, empty
 from .transport import Program, together
 
@@ -78,7 +79,7 @@ class Session:
         self._operations = Operations(mpi.MPITransport(lease.comm), lease)
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
-        first = _member(lease.comm, check is not False)
+        first = _member(lease, check is not False)
         meeting = _meet(first, call, device_transport)
         hosts, self.device_transport = self.start(
             "Ring", [meeting], Position(), seconds
@@ -86,7 +87,7 @@ class Session:
         node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
             _member(
-                lease.comm,
+                lease,
                 check,
                 members,
                 place,
@@ -98,6 +99,7 @@ class Session:
             for place in range(members)
         ]
         self._operations.members = members
+        self._repeated = Repeated(self.members[0]) if members == 1 else None
         if lease.comm.size > 1:
             mpi.install_excepthook()
 
@@ -122,13 +124,10 @@ class Session:
         if self.is_closed:
             raise RingError(f"{name}: this ring is closed; make a new one")
         program = programs[0] if len(programs) == 1 else together(programs)
+        if not async_op:
+            return self._operations.run(name, program, position, seconds)
         operation = self._operations.start(name, program, position, seconds)
-        if async_op:
-            return Work(self._operations, operation)
-        try:
-            return self._operations.wait(operation)
-        finally:
-            operation.forget()
+        return Work(self._operations, operation)
 
     def collective(
         self,
@@ -158,6 +157,14 @@ class Session:
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
+
+    def repeated(
+        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+    ) -> Program[Any] | None:
+        """An all-reduce that can do with little around it; None if the ordinary way has to be taken."""
+        if self._repeated is None or self._group is not None:
+            return None
+        return self._repeated.allreduce(x, op, out, order, algorithm, position)
 
     def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
         """An array for each member, in memory that all ranks of its node reach."""
@@ -261,7 +268,7 @@ def _host() -> bytes:
 
 
 def _member(
-    comm: MPI.Intracomm,
+    lease: communicators.Lease,
     check: bool,
     members: int = 1,
     place: int = 0,
@@ -270,7 +277,9 @@ def _member(
     chunk_bytes: int = CHUNK_BYTES,
     node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
-    transport = mpi.MPITransport(comm, message_bytes, members, place)
+    transport = mpi.MPITransport(
+        lease.comm, message_bytes, members, place, lease.persistent
+    )
     room = small.most_bytes(transport.size) + 1  # and what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None

@@ -333,11 +333,11 @@ def caught():
 
 
 def test_without_the_closing_exchange_this_would_show(monkeypatch):
-    def nothing(transport, tag, position, ranks=None):
+    def nothing(closing, position):
         return
         yield
 
-    monkeypatch.setattr(fused, "closing_exchange", nothing)
+    monkeypatch.setattr(fused.Closing, "exchange", nothing)
     assert caught() > 0
 
 

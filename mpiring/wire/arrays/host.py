@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextvars
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,14 +192,33 @@ def combine(
     if outs[0].nbytes >= _KERNEL_BYTES or 2 in [
         x.dtype.itemsize for x in (*operands, outs[0])
     ]:
-        kernel, factor = _kernel(op, operands, outs, size)
+        kernel, factor = kernel_for(op, operands, outs, size)
     if kernel is None:
         with np.errstate(all="ignore"):
             arithmetic.combine(np, op, operands, outs, size)
         return
     addresses = [NUMPY.pointer(x) for x in (*operands, *outs)]
-    divisor = [size] if op == "avg" and size != 1 else []
-    kernel(*addresses, outs[0].size * factor, *divisor)
+    kernel(*addresses, outs[0].size * factor, *divisor_of(op, size))
+
+
+def plain(op: str, dtype: str) -> Callable[..., object] | None:
+    """``step(a, b, out=out)``, which does ``out = a op b`` for short flat arrays and nothing else.
+
+    For one thread at a time.  None where NumPy alone would not give the bits of :func:`combine`, or be slow.
+    """
+    arithmetic.check_op(op, dtype)
+    if op == "avg" or dtype in arithmetic.HALVES:
+        return None
+    if (op == "prod" and dtype.startswith("complex")) or not _HAS_CONTEXT:
+        return None
+    # To enter np.errstate takes longer than the work; a context that has entered it does not.
+    quiet = contextvars.copy_context()
+    quiet.run(np.seterr, all="ignore")
+    return partial(quiet.run, arithmetic.ufunc(np, op))
+
+
+# Since NumPy 2 what a thread does on overflow is part of its context.
+_HAS_CONTEXT = int(np.__version__.split(".")[0]) >= 2
 
 
 def _combine_many(
@@ -220,10 +241,19 @@ def _combine_many(
             other[...] = first
 
 
-def _kernel(
-    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
+def kernel_for(
+    op: str,
+    operands: Sequence[Array],
+    outs: Sequence[Array],
+    size: int,
+    least: int = _KERNEL_BYTES,
 ) -> tuple[kernels.Kernel | None, int]:
-    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element."""
+    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element.
+
+    Args:
+        op, operands, outs, size: as for :func:`combine`.
+        least: shorter outputs are NumPy's affair; 0 where the addresses are known, so that a kernel costs nothing.
+    """
     arrays, out = (*operands, *outs), outs[0]
     if not all([x.flags.c_contiguous and x.dtype.isnative for x in arrays]):
         return None, 1
@@ -231,7 +261,7 @@ def _kernel(
     divides, factor = op == "avg" and size != 1, 1
     if arithmetic.HALVES.isdisjoint(names):
         is_plain = len(outs) == 1 and len(operands) + divides <= 2
-        if is_plain or out.nbytes < _KERNEL_BYTES:
+        if is_plain or out.nbytes < least:
             return None, 1
         if out.dtype.kind == "c":
             if op == "prod":
@@ -240,6 +270,11 @@ def _kernel(
     op = "sum" if op == "avg" and not divides else op
     dtypes = tuple(names[: len(operands)])
     return kernels.find(kernels.Form(op, dtypes, names[-1], len(outs))), factor
+
+
+def divisor_of(op: str, size: int) -> list[int]:
+    """What a kernel takes last, if anything."""
+    return [size] if op == "avg" and size != 1 else []
 
 
 def numpy_kind(x: object) -> Kind | None:
@@ -259,6 +294,25 @@ def as_dtype(dtype: Any) -> Any:
             ) from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
+
+
+def is_plain(x: object, out: object) -> bool:
+    """Whether ``x`` is a flat array of NumPy itself, and ``out`` None, ``x`` or another one like it, apart from it."""
+    if type(x) is not np.ndarray or not _is_flat(x):
+        return False
+    if out is None:
+        return True
+    if out is not x:
+        if type(out) is not np.ndarray or out.dtype != x.dtype or out.shape != x.shape:
+            return False
+        if not _is_flat(out) or np.may_share_memory(x, out):
+            return False
+    return out.flags.writeable
+
+
+def _is_flat(x: Array) -> bool:
+    flags = x.flags
+    return bool(flags.c_contiguous and flags.aligned)
 
 
 def has_own_places(x: Array) -> bool:
