@@ -146,7 +146,8 @@ class _Riding(_Seen):
         self._mine[...] = x
         heard = yield from self._opening.exchange()
         if heard is None:
-            self._combine(self._xs, result.reshape(-1))
+            flat = result if result.ndim == 1 else result.reshape(-1)
+            self._combine(self._xs, flat)
             return result
         return (yield from self._ordinary(x, out, position, heard))
 
