@@ -98,7 +98,8 @@ class _Seen:
             self._name = source.dtype
             member.path(call, source, op, order, algorithm)
             self._text = call.text()
-            self.is_usual = x.dtype.isnative and self._size > 1 and self._learn(x)
+            is_alike = call.may_share and x.dtype.isnative and self._size > 1
+            self.is_usual = is_alike and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 
     def _learn(self, x: Array) -> bool:

@@ -207,6 +207,16 @@ def test_it_has_to_be_shared_if_so_asked():
         assert "rank 1 passed other memory" in str(error)
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "mpi"])
+def test_another_algorithm_is_taken_at_its_word(algorithm):
+    """Where the arrays lie is no reason to go another way than the one asked for."""
+    rings = SharedRings(2)
+    arrays = rings.arrays([np.ones(2000), np.ones(2000)])
+    repeated = rings.repeated[0]
+    assert usual(repeated, arrays[0], out=arrays[0]) is not None
+    assert usual(repeated, arrays[0], out=arrays[0], algorithm=algorithm) is None
+
+
 def overlapping():
     both = np.ones(5)
     return {"x": both[:4], "out": both[1:]}
