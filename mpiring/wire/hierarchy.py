@@ -69,10 +69,18 @@ def _runs(places: tuple[Place | None, ...]) -> Hosts:
 
 
 class HostArrays(NamedTuple):
-    """What a rank reaches: the flat inputs of its host's ranks, by rank, and the outputs of the others there."""
+    """What a rank reaches on its host.
+
+    Attributes:
+        inputs: the flat inputs of the host's ranks, by rank.
+        outputs: the flat outputs of the others, where they want results stored.
+        kept, finished: the segments whose result this rank keeps, and those that it finishes.
+    """
 
     inputs: dict[int, Array]
     outputs: list[Array]
+    kept: frozenset[int]
+    finished: frozenset[int]
 
 
 class HostMemory(Memory):
@@ -88,9 +96,6 @@ class HostMemory(Memory):
         self._host = host
         # Operands that wait for the end of their step, to be folded right into all places of the result.
         self._whole: dict[int, list[Array]] = {}
-        steps = self.program.steps
-        self._kept = set(self.program.schedule.results(self.program.rank))
-        self._finishes = {segment for step in steps for segment in step.finishes}
 
     def outgoing(self, send: Send) -> Array:
         """The flat piece to send: what this rank brings is combined now, if it begins a chain."""
@@ -99,7 +104,7 @@ class HostMemory(Memory):
             return super().outgoing(send)
         brought = self._brought(segment)
         is_narrow = send.form is Form.CONTRIBUTION
-        if is_narrow and segment in self._kept:
+        if is_narrow and segment in self._host.kept:
             return brought[0]  # nobody writes there but this rank, later
         place = self._place(segment, self._dtype if is_narrow else self._partial_dtype)
         self.kind.fold(self._op, brought, place)
@@ -120,7 +125,7 @@ class HostMemory(Memory):
         return super()._own(segment) if has_value else self._brought(segment)
 
     def _fold(self, segment: int, operands: list[Array]) -> None:
-        if segment in self._finishes:
+        if segment in self._host.finished:
             self._whole[segment] = operands
         else:
             super()._fold(segment, operands)
@@ -132,7 +137,8 @@ class HostMemory(Memory):
 
     def _result_in(self, segment: int, dtype: str) -> Array | None:
         """The segment's place in this rank's output; that of another keeper's is not for partials, who writes there."""
-        return super()._result_in(segment, dtype) if segment in self._kept else None
+        is_mine = segment in self._host.kept
+        return super()._result_in(segment, dtype) if is_mine else None
 
     def _brought(self, segment: int) -> list[Array]:
         """The pieces that this rank brings, in order."""
@@ -174,15 +180,16 @@ def combine(
     xs, outs = call.places_of_all(transport.size)
     with call.local():
         wide = accumulator(op, dtype)
-        program = _program(call.name, hosts, order, rank, wide != dtype)
+        part = _part(call.name, hosts, order, rank, wide != dtype)
         segments = Segments(flat.size, transport.size)
         reach = partial(fused.reach, count=flat.size, dtype=dtype)
         stores = [outs[r] for r in mine if r != rank and call.name == "allreduce"]
-        host = HostArrays(dict(zip(mine, reach([xs[r] for r in mine]))), reach(stores))
+        inputs = dict(zip(mine, reach([xs[r] for r in mine])))
+        host = HostArrays(inputs, reach(stores), part.kept, part.finished)
         length, window = member.chunking(segments, kind.itemsize(wide))
         memory = in_chunks(
             kind,
-            program,
+            part.program,
             segments,
             flat,
             places,
@@ -190,7 +197,7 @@ def combine(
             dtype,
             member.scratch,
             length,
-            window * _sources(program),
+            window * _sources(part.program),
             make=partial(HostMemory, host),
         )
     yield from member.settle(call, flat.nbytes, position)
@@ -201,12 +208,21 @@ def combine(
 _SCHEDULES = {"allreduce": hosts_allreduce, "reduce_scatter": hosts_reduce_scatter}
 
 
+class _Part(NamedTuple):
+    """One rank's part of a schedule; the segments whose result it keeps, and those that it finishes."""
+
+    program: RankProgram
+    kept: frozenset[int]
+    finished: frozenset[int]
+
+
 @lru_cache(maxsize=64)
-def _program(
-    collective: str, hosts: Hosts, order: str, rank: int, wide: bool
-) -> RankProgram:
-    """One rank's part; kept, since the same calls come again and again."""
-    return rank_program(_SCHEDULES[collective](hosts, order), rank, wide=wide)
+def _part(collective: str, hosts: Hosts, order: str, rank: int, wide: bool) -> _Part:
+    """Kept, since the same calls come again and again."""
+    schedule = _SCHEDULES[collective](hosts, order)
+    program = rank_program(schedule, rank, wide=wide)
+    finished = [segment for step in program.steps for segment in step.finishes]
+    return _Part(program, frozenset(schedule.results(rank)), frozenset(finished))
 
 
 def _sources(program: RankProgram) -> int:

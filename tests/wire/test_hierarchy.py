@@ -349,12 +349,12 @@ MISTAKES = {
         "return []",
     ),
     "sends what others of its host may write over": (
-        "        if is_narrow and segment in self._kept:\n",
+        "        if is_narrow and segment in self._host.kept:\n",
         "        if len(brought) == 1:\n",
     ),
     "combines where another keeper stores the result": (
-        "super()._result_in(segment, dtype) if segment in self._kept else None",
-        "super()._result_in(segment, dtype)",
+        "        is_mine = segment in self._host.kept\n",
+        "        is_mine = True\n",
     ),
     "brings its own input only": (
         "return [self._host.inputs[rank][here] for rank in ranks]",
