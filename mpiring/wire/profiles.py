@@ -27,8 +27,9 @@ out.
 
 Rules:
 
-* an entry counts for the very MPI and wire that it names: another version may have other limits.  Of several the one
-  whose ranks are nearest is taken, by their ratio; of two as near the one of fewer;
+* an entry counts for the very MPI and wire that it names: another version may have other limits.  It counts for twice
+  and for half as many ranks too; but one for two ranks, who pass nothing on, for two only.  Of several the one is taken
+  whose ranks are nearest, by their ratio; of two as near the one of fewer;
 * a file with anything wrong or unknown in it is an error that names the file and the place, never half a profile;
 * writing an entry leaves all others as they are.
 """
@@ -52,7 +53,9 @@ VARIABLE = "MPIRING_PROFILE"
 NONE = "none"
 FORMAT = 1
 MOST_BYTES = 1 << 20  # thousands of entries
+ADVICE = f"mend or remove that file, or set {VARIABLE}={NONE} to do without"
 _READABLE = 0o644
+_FAR = 2  # times as many ranks, for which an entry still counts
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,7 @@ def find(environment: Mapping[str, str], mpi: str, wire: str, ranks: int) -> Fou
         entries = parsed(read_small(path, MOST_BYTES))
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ValueError(
-            f"profile {path}: {told}; mend or remove that file, or set {VARIABLE}={NONE} to do without"
-        ) from error
+        raise ValueError(f"profile {path}: {told}; {ADVICE}") from error
     entry = nearest(entries, mpi, wire, ranks)
     return Found(DEFAULTS[wire] if entry is None else entry.tuning, path, entry)
 
@@ -133,12 +134,16 @@ def find_path(environment: Mapping[str, str]) -> tuple[Path | None, bool]:
 def nearest(entries: Sequence[Entry], mpi: str, wire: str, ranks: int) -> Entry | None:
     """The entry that counts for a ring, None if none does."""
 
-    def distance(entry: Entry) -> tuple[Fraction, int]:
-        ratio = Fraction(entry.ranks, ranks)
-        return max(ratio, 1 / ratio), entry.ranks
+    def ratio(entry: Entry) -> Fraction:
+        return Fraction(max(entry.ranks, ranks), min(entry.ranks, ranks))
 
-    fit = [entry for entry in entries if (entry.mpi, entry.wire) == (mpi, wire)]
-    return min(fit, key=distance, default=None)
+    fit = [
+        entry
+        for entry in entries
+        if (entry.mpi, entry.wire) == (mpi, wire)
+        and (entry.ranks == ranks or entry.ranks > 2 and ratio(entry) <= _FAR)
+    ]
+    return min(fit, key=lambda entry: (ratio(entry), entry.ranks), default=None)
 
 
 # ---- reading ----------------------------------------------------------------------------------------

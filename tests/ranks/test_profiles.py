@@ -96,7 +96,7 @@ def test_a_wrong_profile_on_rank_0_raises_on_all(
 
 def test_members_count_as_ranks(comm, tmp_path):
     """The entry for as many ranks as the ring has, not as there are processes."""
-    profile(tmp_path, {"window": 5}, ranks=SIZE)
+    profile(tmp_path, {"window": 5})
     path = profile(tmp_path, {"window": 6}, ranks=2 * SIZE)
     with variable_on_rank_0(str(path)):
         with Ring(comm) as ring, Ring(comm, members=2) as two:

@@ -15,6 +15,8 @@ from mpiring.wire.loaded import find_library
 from mpiring.wire.profiles import VARIABLE, Entry, write_entry
 from mpiring.wire.tuning import DEFAULTS, WIRES
 
+SIZE = MPI.COMM_WORLD.size
+
 # Far from the defaults, on both sides: nothing rides along and all is cut small; and all the other way about.
 PROFILES = {
     "tiny chunks": {"chunk_bytes": 8, "piece_bytes": 8, "window": 1, "direct_bytes": 0, "small_bytes": 0},
@@ -23,7 +25,7 @@ PROFILES = {
 }  # fmt: skip
 
 
-def profile(directory: Path, settings: dict[str, int], ranks: int = 2) -> Path:
+def profile(directory: Path, settings: dict[str, int], ranks: int = SIZE) -> Path:
     """A profile in which this MPI has these settings on any wire."""
     path = directory / "profile.json"
     for wire in WIRES:
@@ -34,7 +36,7 @@ def profile(directory: Path, settings: dict[str, int], ranks: int = 2) -> Path:
 
 @contextmanager
 def tuned(settings: dict[str, int]) -> Iterator[None]:
-    """New rings have these settings, as long as this lasts; the same call on every rank."""
+    """New rings over all ranks have these settings, as long as this lasts; the same call on every rank."""
     with tempfile.TemporaryDirectory() as directory, variable_on_rank_0(
         str(profile(Path(directory), settings))
     ):

@@ -203,26 +203,36 @@ def test_two_entries_for_the_same():
 
 @given(st.lists(entries, unique_by=lambda e: e.key), entries)
 def test_the_nearest_entry_of_this_mpi_and_wire(found, wanted):
-    chosen = nearest(found, *wanted.key)
-    fit = [e for e in found if e.key[:2] == wanted.key[:2]]
-    if chosen is None:
-        assert not fit
-        return
-
     def ratio(e):
         return Fraction(max(e.ranks, wanted.ranks), min(e.ranks, wanted.ranks))
 
+    chosen = nearest(found, *wanted.key)
+    fit = [e for e in found if e.key[:2] == wanted.key[:2]]
+    fit = [e for e in fit if e.key == wanted.key or ratio(e) <= 2 < e.ranks]
+    if chosen is None:
+        assert not fit
+        return
     assert chosen in fit
-    assert all(
-        (ratio(chosen), chosen.ranks) <= (ratio(other), other.ranks) for other in fit
-    )
+    assert all((ratio(chosen), chosen.ranks) <= (ratio(e), e.ranks) for e in fit)
 
 
 def test_of_two_as_near_the_fewer_ranks():
-    two, eight = entry(ranks=2), entry(ranks=8)
-    for order in ([two, eight], [eight, two]):
-        assert nearest(order, MPIS[0], NODE, 4) is two
-        assert nearest(order, MPIS[0], NODE, 5) is eight
+    four, nine = entry(ranks=4), entry(ranks=9)
+    for order in ([four, nine], [nine, four]):
+        assert nearest(order, MPIS[0], NODE, 6) is four
+        assert nearest(order, MPIS[0], NODE, 7) is nine
+
+
+def test_what_is_far_does_not_count():
+    """Two ranks pass nothing on, so that pieces for a chain look useless there."""
+    two, four = entry(ranks=2), entry(ranks=4)
+
+    def counts(only, ranks):
+        return nearest([only], MPIS[0], NODE, ranks) is only
+
+    assert nearest([two, four], MPIS[0], NODE, 2) is two
+    assert [ranks for ranks in range(1, 20) if counts(two, ranks)] == [2]
+    assert [ranks for ranks in range(1, 20) if counts(four, ranks)] == [*range(2, 9)]
 
 
 def test_where_a_profile_is_looked_for(monkeypatch):
@@ -245,10 +255,10 @@ def test_what_a_ring_takes(tmp_path):
     assert find(user, *ring) == profiles.Found(DEFAULTS[NETWORK])
     profiles.write_entry(path, entry(wire=NODE, window=7))
     assert find(user, *ring) == profiles.Found(DEFAULTS[NETWORK], path)
-    profiles.write_entry(path, entry(wire=NETWORK, window=8))
+    profiles.write_entry(path, entry(wire=NETWORK, ranks=3, window=8))
     found = find(user, *ring)
     assert (found.tuning.window, found.path) == (8, path)
-    assert found.entry is not None and found.entry.ranks == 2
+    assert found.entry is not None and found.entry.ranks == 3
     assert find({"MPIRING_PROFILE": "none", **user}, *ring).path is None
 
 
