@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mpiring
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.quantities import size_text
+from mpiring.cli.tune.words import settings_text
 from mpiring.wire.loaded import find_library
+from mpiring.wire.tuning import DEFAULTS
 
 from . import forced, gloo, ours, record, table
 from .inputs import Numbers, as_dtype
@@ -52,6 +54,8 @@ def bench(comm: MPI.Intracomm, settings: Settings) -> int:
             mpiring.Ring(comm) as ring,
             progress(is_first, total, "size") as (say, advance),
         ):
+            if ring.tuning != DEFAULTS[ring.wire]:
+                about["profile"] = settings_text(ring.tuning)
             if is_first:
                 _open(say, about, left_out)
             run = Run(comm, ring, settings, peers, say if is_first else _silent)

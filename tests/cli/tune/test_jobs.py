@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from mpiring.wire.loaded import find_library
 from mpiring.wire.profiles import Entry, parsed, write_entry
 from mpiring.wire.tuning import DEFAULTS, NODE, from_json
 
@@ -54,6 +56,19 @@ def test_what_is_measured_is_what_later_rings_take(tmp_path):
     launch(3, [*QUICK, "--output", path]).check()
     again = parsed(path.read_text())
     assert [each.key for each in again] == [OTHER.key, entry.key] and again[0] == OTHER
+
+
+def test_a_bench_says_by_which_profile(tmp_path):
+    path = tmp_path / "profile.json"
+    bench = ["-m", "mpiring", "bench", "allreduce", "-b", "1000", "-e", "1000"]
+    bench += ["--rounds", "3", "--time", "10ms", "--peers", "none"]
+    plain = launch(2, bench).check()
+    assert "profile" not in plain.stdout
+    tuning = replace(DEFAULTS[NODE], window=1)
+    write_entry(path, Entry(find_library().name, NODE, 2, tuning))
+    tuned = launch(2, bench, env={"MPIRING_PROFILE": str(path)}).check()
+    assert "# by a profile of mpiring tune: chunk_bytes whole, " in tuned.stdout
+    assert "window 1, " in tuned.stdout
 
 
 # What is measured is made up: half the time with chunks of 16 KiB, with windows of 1, and in pieces of 128 KiB.
