@@ -10,10 +10,11 @@ import pytest
 from mpi4py import MPI
 
 from mpiring import Ring
+from mpiring.wire import small
 from mpiring.wire.profiles import VARIABLE
 from mpiring.wire.tuning import DEFAULTS, NODE, WHOLE
 
-from ranks.reference import outcome
+from ranks.reference import outcome, random_array, reduced, same_bits
 from ranks.tuned import PROFILES, profile, tuned, variable_on_rank_0
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -51,6 +52,16 @@ def test_the_file_in_the_users_configuration(comm, tmp_path, monkeypatch):
         (tmp_path / "mpiring").mkdir()
         shutil.move(profile(tmp_path, {"window": 9}), tmp_path / "mpiring")
     assert [tuning.window for _, tuning, _ in made(comm)] == [9] * SIZE
+
+
+def test_arrays_as_long_as_the_opening_exchange_has_room_for(comm):
+    """And one element longer, which has to take another way."""
+    with tuned(PROFILES["all at once"]), Ring(comm) as ring:
+        room = small.most_bytes(ring.tuning.small_bytes, SIZE) // 4
+        inputs = [random_array("float32", room + 1, r, 8) for r in range(SIZE)]
+        results = [ring.allreduce(inputs[RANK][:n]) for n in (room - 1, room, room + 1)]
+    for result in results:
+        same_bits(result, reduced([x[: result.size] for x in inputs]))
 
 
 BROKEN = {
