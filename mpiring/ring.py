@@ -119,12 +119,17 @@ class Ring:
                 ranks passed different things.  The ring is usable afterwards.
             RingTimeout: the ring is broken afterwards.
         """
-        op = mpi.op_name(op)
+        op, session = mpi.op_name(op), self._session
+        if not async_op and timeout is None:
+            position = Position()
+            program = session.repeated(x, op, out, order, algorithm, position)
+            if program is not None:
+                return session.start("allreduce", [program], position, session.timeout)
 
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.allreduce(x, op, out, order, algorithm, at)
 
-        return self._session.collective("allreduce", body, x, out, async_op, timeout)
+        return session.collective("allreduce", body, x, out, async_op, timeout)
 
     def reduce_scatter(
         self,

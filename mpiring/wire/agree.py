@@ -24,10 +24,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from ..plan.schedules import dissemination
-from .transport import Program, Transport, wait
+from ..plan.schedules import Turn, dissemination
+from .transport import Persistent, Program, Transport
 
 TEXT_BYTES = 400  # longest text; a longer one ends in its digest
 FAILURE_BYTES = 600
@@ -45,6 +46,23 @@ class Summary(NamedTuple):
     failure: Said | None = None
 
 
+Heard = tuple[Summary, list[bytes]]  # what the exchange gives
+
+
+class Begun(NamedTuple):
+    """An exchange that has come to the middle of a round, where a message has arrived that is not like ours.
+
+    Attributes:
+        rounds: how many are over; in them all agreed.
+        slots: the payloads so far, of this rank and those before it.
+        send: this round's message, which is on its way.
+    """
+
+    rounds: int
+    slots: list[bytes]
+    send: Persistent
+
+
 class Opening:
     """The opening exchange of one ring: its rounds and their buffers, which are used again and again.
 
@@ -52,6 +70,9 @@ class Opening:
         transport: carries it.
         tag: of its messages.
         payload_bytes: longest payload, the same on every rank.
+
+    Attributes:
+        rounds: of the exchange.
     """
 
     def __init__(
@@ -60,20 +81,25 @@ class Opening:
         self._transport = transport
         self._tag = tag
         self._payload_bytes = payload_bytes
-        self._rounds: list[_Round] = []
-        rank, size = transport.rank, transport.size
-        for dest, source, known in dissemination(rank, size):
-            new = min(known, size - known)
-            lowest = max(0, source - known + 1)
-            room = bytearray(2 + _HEADER_BYTES + new * (2 + payload_bytes))
-            self._rounds.append(_Round(dest, source, lowest, new, room))
+        self.rounds = [
+            Round(transport, tag, turn, payload_bytes)
+            for turn in dissemination(transport.rank, transport.size)
+        ]
 
     def exchange(
-        self, text: bytes, failure: bytes | None = None, payload: bytes = b""
-    ) -> Program[tuple[Summary, list[bytes]]]:
+        self,
+        text: bytes,
+        failure: bytes | None = None,
+        payload: bytes = b"",
+        begun: Begun | None = None,
+    ) -> Program[Heard]:
         """Tell and hear; returns the summary of all ranks and the payloads in rank order.
 
         A rank that brings no payload counts as having brought ``b""``.
+
+        Args:
+            text, failure, payload: what this rank brings.
+            begun: how far it is, if another has begun it.
 
         Raises:
             ValueError: at once, if something is longer than the messages have room for.
@@ -87,35 +113,91 @@ class Opening:
                 f"opening exchange: text, failure and payload of {len(text)}, {len(failure or b'')} and "
                 f"{len(payload)} bytes, at most {TEXT_BYTES}, {FAILURE_BYTES} and {self._payload_bytes} travel"
             )
-        transport, tag = self._transport, self._tag
-        rank, size = transport.rank, transport.size
-        summary = Summary(
-            (rank, text), None, None if failure is None else (rank, failure)
-        )
-        head = encode(summary)
-        agreed = failure is None
+        rank, size = self._transport.rank, self._transport.size
+        # While all agree, their heads are equal: the lowest rank that was heard of is all there is to know.
+        agreed, lowest = failure is None, rank
+        if failure is None:
+            head = _head(text)
+        else:
+            summary = Summary((rank, text), None, (rank, failure))
+            head = encode(summary)
         slots = [payload]  # of rank, rank - 1, rank - 2, ...
-        for peer_to, peer_from, lowest, new, room in self._rounds:
-            receive = transport.post_receive(room, peer_from, tag)
-            send = transport.post_send(head + pack(slots[:new]), peer_to, tag)
-            yield from wait(receive)
-            if agreed and room.startswith(head):
-                summary = Summary((min(summary.first[0], lowest), text))
+        done = -1
+        if begun is not None:
+            done, slots = begun.rounds, begun.slots
+            lowest = min([rank, *(round.lowest for round in self.rounds[:done])])
+        for number, round in enumerate(self.rounds[max(done, 0) :], max(done, 0)):
+            receive, room = round.receive, round.room
+            if number != done:
+                receive.start()
+                message = head + pack(slots[: round.new], len(head))
+                send = round.send(message)
             else:
-                summary = join(summary, decode(room, lowest))
+                assert begun is not None
+                send = begun.send
+            while not receive.test():
+                yield receive
+            if agreed and room.startswith(head):
+                lowest = min(lowest, round.lowest)
+            else:
+                if agreed:
+                    summary, agreed = Summary((lowest, text)), False
+                summary = join(summary, decode(room, round.lowest))
                 head = encode(summary)
-                agreed = False
-            slots += unpack(room, new)
-            yield from wait(send)
+            slots += unpack(room, round.new)
+            while not send.test():
+                yield send
+        if agreed:
+            summary = Summary((lowest, text))
         return summary, [slots[(rank - r) % size] for r in range(size)]
 
 
-class _Round(NamedTuple):
-    to: int
-    source: int
-    lowest: int  # lowest rank of those the source speaks for
-    new: int  # payloads that travel
-    room: bytearray
+class Round:
+    """One round of the exchange: a rank to tell and one to hear, with buffers that stay.
+
+    Persistent messages have fixed lengths, so a send goes as the next longer one of a few; what is behind its end
+    says nothing, as what is sent says itself how long it is.
+
+    Attributes:
+        lowest: the lowest rank of those that the other one speaks for.
+        new: how many payloads travel.
+        room: where the message arrives.
+        receive: the message.
+        out: where the message to send is written.
+    """
+
+    def __init__(
+        self, transport: Transport, tag: int, turn: Turn, payload_bytes: int
+    ) -> None:
+        self.lowest = max(0, turn.source - turn.known + 1)
+        self.new = min(turn.known, transport.size - turn.known)
+        longest = 2 + _HEADER_BYTES + _GRAIN + self.new * _stride(payload_bytes)
+        self.room = bytearray(longest)
+        self.receive = transport.persistent_receive(self.room, turn.source, tag)
+        self.out = memoryview(bytearray(longest))
+        self._dest, self._transport, self._tag = turn.dest, transport, tag
+        self._sends: dict[int, Persistent] = {}
+
+    def send(self, message: bytes) -> Persistent:
+        """Start to send it."""
+        self.out[: len(message)] = message
+        send = self.send_of(len(message))
+        send.start()
+        return send
+
+    def send_of(self, length: int) -> Persistent:
+        """What sends the first ``length`` bytes of ``out``, and perhaps some more."""
+        grain = _SHORT if length <= _FEW * _SHORT else _LONG
+        longer = -(-length // grain) * grain
+        send = self._sends.get(longer)
+        if send is None:
+            buffer = self.out[:longer]
+            send = self._transport.persistent_send(buffer, self._dest, self._tag)
+            self._sends[longer] = send
+        return send
+
+
+_SHORT, _FEW, _LONG = 64, 16, 512  # bytes
 
 
 def shortened(text: str, limit: int = TEXT_BYTES) -> bytes:
@@ -155,9 +237,16 @@ def encode(summary: Summary) -> bytes:
             + (b"" if item is None else item[1])
             for item in (first, other, failure)
         )
-    return struct.pack("<H", len(body)) + body
+    return _LENGTH.pack(len(body)) + body
 
 
+@lru_cache(maxsize=256)
+def _head(text: bytes) -> bytes:
+    """The head of those who agree."""
+    return encode(Summary((0, text)))
+
+
+_LENGTH = struct.Struct("<H")
 _ITEM = struct.Struct("<iH")
 _NOBODY = (-1, 0)
 
@@ -165,7 +254,7 @@ _NOBODY = (-1, 0)
 def decode(message: Sequence[int], lowest: int) -> Summary:
     """The summary at the head of a message from a rank that speaks for ``lowest`` and others."""
     data = bytes(message)
-    (length,) = struct.unpack_from("<H", data)
+    (length,) = _LENGTH.unpack_from(data)
     body = data[2 : 2 + length]
     if body[0] == 0:
         return Summary((lowest, body[1:]))
@@ -181,23 +270,51 @@ def decode(message: Sequence[int], lowest: int) -> Summary:
     return Summary(first, other, failure)
 
 
-def pack(slots: list[bytes]) -> bytes:
-    """Payloads behind each other; nothing at all if none has a byte, the usual case."""
+def pack(slots: list[bytes], at: int) -> bytes:
+    """Payloads behind each other, for a message of which there are ``at`` bytes already.
+
+    Nothing at all if none has a byte, the usual case.
+    """
     if not any(slots):
         return b"\0"
-    return b"\1" + b"".join(struct.pack("<H", len(slot)) + slot for slot in slots)
+    parts = [lead(at)]
+    for slot in slots:
+        size = len(slot)
+        parts += _LENGTH.pack(size), slot, _PADDING[: _stride(size) - 2 - size]
+    return b"".join(parts)
 
 
 def unpack(message: bytearray, count: int) -> list[bytes]:
     """The payloads behind the head of a message."""
-    (length,) = struct.unpack_from("<H", message)
+    (length,) = _LENGTH.unpack_from(message)
     at = 2 + length
     if not message[at]:
         return [b""] * count
+    at += len(lead(at))
     slots = []
-    at += 1
     for _ in range(count):
-        (size,) = struct.unpack_from("<H", message, at)
+        (size,) = _LENGTH.unpack_from(message, at)
         slots.append(bytes(message[at + 2 : at + 2 + size]))
-        at += 2 + size
+        at += _stride(size)
     return slots
+
+
+# A payload is a byte of flags and what follows, which is aligned in the message: numbers are read where they are.
+_GRAIN = 16
+_PADDING = bytes(_GRAIN)
+
+
+def lead(at: int) -> bytes:
+    """What stands before the first payload that is there, in a message of which there are ``at`` bytes."""
+    return b"\1" + _PADDING[: -(at + 1 + 3) % _GRAIN]
+
+
+def places(at: int, count: int, size: int) -> list[int]:
+    """Where payloads of ``size`` bytes are, in a message of which there are ``at`` bytes before."""
+    first = at + len(lead(at)) + 2
+    return [first + number * _stride(size) for number in range(count)]
+
+
+def _stride(size: int) -> int:
+    """Bytes from one payload to the next."""
+    return -(-(2 + size) // _GRAIN) * _GRAIN

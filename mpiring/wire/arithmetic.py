@@ -68,6 +68,11 @@ def check_op(op: str, dtype: str) -> None:
         )
 
 
+def ufunc(xp: Any, op: str) -> Any:
+    """The function of an array namespace that combines two arrays."""
+    return getattr(xp, _UFUNC[op])
+
+
 def itemsize(dtype: str) -> int:
     """Bytes of an element, by its name; whether or not this process can make one.
 
@@ -110,7 +115,7 @@ def combine(
         size: what an average is divided by, before it is rounded: 1 leaves it a sum.
     """
     out = outs[0]
-    ufunc, wide = getattr(xp, _UFUNC[op]), out.dtype
+    step, wide = ufunc(xp, op), out.dtype
     if wide.itemsize == 2 and wide.name in HALVES:  # names take long
         wide = xp.dtype(accumulator(op, wide.name))
     rounds, divides = wide != out.dtype, op == "avg" and size != 1
@@ -121,7 +126,7 @@ def combine(
     if goes_straight and not divides and len(operands) == 2 and len(outs) == 1:
         left, right = operands
         if left.dtype == right.dtype == wide:
-            ufunc(left, right, out=out)
+            step(left, right, out=out)
             return
     length = BLOCK_BYTES // wide.itemsize
     needs_block = rounds or len(operands) > 2
@@ -134,7 +139,7 @@ def combine(
             # When the last operand is combined, all have been read.
             is_last = number == len(rest)
             target = place if goes_straight and is_last else part
-            total = ufunc(total, right, out=target if is_free else None)
+            total = step(total, right, out=target if is_free else None)
         if divides:
             total = _divided(xp, total, size, part if rounds else place)
         if rounds:

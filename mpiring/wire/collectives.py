@@ -26,7 +26,7 @@ from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
 from . import arithmetic, fused, small
-from .agree import Opening
+from .agree import Heard, Opening
 from .arithmetic import Array
 from .arrays import Kind
 from .calls import Call, difference, facts_of, with_facts
@@ -80,8 +80,8 @@ class Collectives:
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
         self.tuning = tuning
-        self._small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
-        self._opening = opening
+        self.small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
+        self.opening = opening
         self.tag = tag
         self._check = check
         self.library = library
@@ -89,9 +89,20 @@ class Collectives:
     # ---- the collectives --------------------------------------------------------------------------
 
     def allreduce(
-        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+        self,
+        x: Any,
+        op: Any,
+        out: Any,
+        order: Any,
+        algorithm: Any,
+        position: Position,
+        heard: Heard | None = None,
     ) -> Program[Array]:
-        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`."""
+        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`.
+
+        Args:
+            heard: what the opening exchange gave, if it is over.
+        """
         call = Call("allreduce")
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
@@ -115,7 +126,7 @@ class Collectives:
             total = target.flat
             if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        said = yield from self.open(call, mine or b"", always=mine is not None)
+        said = yield from self.open(call, mine or b"", mine is not None, heard)
         if mine is not None:
             if all_ride(said, mine):
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
@@ -224,7 +235,11 @@ class Collectives:
         return len(set(said)) == 1
 
     def open(
-        self, call: Call, payload: bytes = b"", always: bool = False
+        self,
+        call: Call,
+        payload: bytes = b"",
+        always: bool = False,
+        heard: Heard | None = None,
     ) -> Program[list[bytes]]:
         """The opening exchange; raises alike on every rank unless all mean the same and none failed.
 
@@ -232,6 +247,7 @@ class Collectives:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
             always: exchange even in a ring that does not check.  One whose memory is shared does so.
+            heard: what the exchange gave, if it is over.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
@@ -241,11 +257,13 @@ class Collectives:
             if call.failure is not None:
                 raise call.take_failure()
             return []
-        summary, payloads = yield from self._opening.exchange(
-            call.text(),
-            call.failure_text(self.transport.rank),
-            with_facts(call, payload),
-        )
+        if heard is None:
+            heard = yield from self.opening.exchange(
+                call.text(),
+                call.failure_text(self.transport.rank),
+                with_facts(call, payload),
+            )
+        summary, payloads = heard
         # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
         if summary.failure is not None:
             raise call.error(summary, self.transport.rank)
@@ -347,8 +365,7 @@ class Collectives:
         """The flat array as bytes, if it is to ride in the opening exchange."""
         if algorithm != "auto" or source.kind.is_device:
             return None
-        nbytes = flat.size * source.kind.itemsize(source.dtype)
-        if not self._small_bytes or nbytes > self._small_bytes:
+        if flat.size * source.kind.itemsize(source.dtype) > self.small_bytes:
             return None
         return bytes(flat.tobytes())
 

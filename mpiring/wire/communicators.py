@@ -37,15 +37,23 @@ Wait = Callable[[MPI.Request, str], None]  # waits for a request or raises RingT
 
 
 class Lease:
-    """A duplicate in use by one ring."""
+    """A duplicate in use by one ring.
+
+    Attributes:
+        comm: the duplicate.
+        persistent: the ring's persistent requests on it, freed before it serves another ring.
+    """
 
     def __init__(self, pool: _Pool, number: int, comm: MPI.Intracomm) -> None:
         self.comm = comm
+        self.persistent: list[MPI.Prequest] = []
         self._pool = pool
         self._number = number
 
     def give_back(self) -> None:
         """Queue it for reuse.  Local; calls no MPI, so a finaliser may call it at any time."""
+        if self.persistent:
+            _done_with.extend(self.persistent)
         if self._pool.parent_is_freed:
             _orphans.append(self.comm)
         else:
@@ -69,11 +77,12 @@ class _Pool:
         if self.stuck_in is None and self.control != MPI.COMM_NULL:
             self.control.Free()
         for number in self.queued:
-            self.live.pop(number).Free()
+            _free(self.live.pop(number))
         self.queued.clear()
 
 
 _orphans: list[MPI.Intracomm] = []  # given back after their parent was freed
+_done_with: list[MPI.Prequest] = []  # of rings that have gone
 
 
 def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
@@ -87,7 +96,7 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
         RingError: if an earlier call on this parent did not come to its end.
     """
     while _orphans:
-        _orphans.pop().Free()
+        _free(_orphans.pop())
     pool: Any = parent.Get_attr(_keyval())
     if pool is None:
         pool = _Pool()
@@ -102,7 +111,7 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
         gc.collect()  # rings in reference cycles queue their duplicates now
     free = _queued_everywhere(pool, wait)
     for number in free[1 + KEEP :]:
-        pool.live.pop(number).Free()
+        _free(pool.live.pop(number))
         pool.queued.discard(number)
     if free:
         number = free[0]
@@ -111,7 +120,18 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
         number = pool.next_number
         pool.next_number += 1
         pool.live[number] = _duplicate(parent, pool, wait)
+    _free_requests()
     return Lease(pool, number, pool.live[number])
+
+
+def _free(comm: MPI.Intracomm) -> None:
+    _free_requests()  # which would keep it alive
+    comm.Free()
+
+
+def _free_requests() -> None:
+    while _done_with:
+        _done_with.pop().Free()
 
 
 def _duplicate(parent: MPI.Intracomm, pool: _Pool, wait: Wait) -> MPI.Intracomm:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .transport import Buffer, Program, Request, Transport, wait
+from .transport import Buffer, Persistent, Program, Request, Transport, wait
 
 TAG_UPPER_USER = 1 << 14  # the first tag that is not the user's
 TAG_STEP, TAG_OPEN, TAG_STATUS, TAG_SERVER = range(TAG_UPPER_USER, TAG_UPPER_USER + 4)
@@ -69,6 +69,22 @@ class MPIRequest(Request):
         return self._request.Test()
 
 
+class MPIPersistent(Persistent):
+    """A persistent request of MPI, and its buffer.  Starting one costs a fraction of posting a message anew."""
+
+    __slots__ = ("verb", "peer", "start", "test", "_buffer")
+
+    def __init__(
+        self, verb: str, peer: int, request: MPI.Prequest, buffer: Buffer
+    ) -> None:
+        self.verb = verb
+        self.peer = peer
+        self._buffer = buffer
+        # MPI's own, without a call of ours between.
+        self.start = request.Start  # type: ignore[method-assign]
+        self.test = request.Test  # type: ignore[method-assign]
+
+
 class MPITransport(Transport):
     """The ranks of a communicator of our own, or one of several ranks that each of its processes holds.
 
@@ -77,6 +93,7 @@ class MPITransport(Transport):
         message_bytes: longest message.
         members: ranks in each process.
         place: which of them this is; its rank is ``comm.rank * members + place``.
+        persistent: takes note of the persistent requests that are made, for whoever frees the communicator.
     """
 
     def __init__(
@@ -85,24 +102,45 @@ class MPITransport(Transport):
         message_bytes: int = 1 << 30,
         members: int = 1,
         place: int = 0,
+        persistent: list[MPI.Prequest] | None = None,
     ) -> None:
         rank = comm.Get_rank() * members + place
         super().__init__(rank, comm.Get_size() * members, message_bytes)
         self.comm = comm
         self._members = members
         self._place = place
+        self._persistent = [] if persistent is None else persistent
 
     def post_send(self, buffer: Buffer, dest: int, tag: int) -> Request:
-        process, place = divmod(dest, self._members)
-        tag += 4 * (self._place * self._members + place)
-        request = self.comm.Isend([buffer, len(buffer), MPI.BYTE], process, tag)
+        request = self.comm.Isend(*self._to(buffer, dest, tag))
         return MPIRequest("send to", dest, request)
 
     def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
+        request = self.comm.Irecv(*self._from(buffer, source, tag))
+        return MPIRequest("receive from", source, request)
+
+    def persistent_send(self, buffer: Buffer, dest: int, tag: int) -> Persistent:
+        request = self.comm.Send_init(*self._to(buffer, dest, tag))
+        self._persistent.append(request)
+        return MPIPersistent("send to", dest, request, buffer)  # type: ignore[abstract]
+
+    def persistent_receive(self, buffer: Buffer, source: int, tag: int) -> Persistent:
+        request = self.comm.Recv_init(*self._from(buffer, source, tag))
+        self._persistent.append(request)
+        return MPIPersistent(  # type: ignore[abstract]
+            "receive from", source, request, buffer
+        )
+
+    def _to(self, buffer: Buffer, dest: int, tag: int) -> tuple[Any, int, int]:
+        """What MPI calls a message from here to another rank: buffer, process and tag."""
+        process, place = divmod(dest, self._members)
+        tag += 4 * (self._place * self._members + place)
+        return [buffer, len(buffer), MPI.BYTE], process, tag
+
+    def _from(self, buffer: Buffer, source: int, tag: int) -> tuple[Any, int, int]:
         process, place = divmod(source, self._members)
         tag += 4 * (place * self._members + self._place)
-        request = self.comm.Irecv([buffer, len(buffer), MPI.BYTE], process, tag)
-        return MPIRequest("receive from", source, request)
+        return [buffer, len(buffer), MPI.BYTE], process, tag
 
     def take_status(self) -> tuple[int, bytes] | None:
         """A status message that has arrived, as (source, text), or None; never blocks."""

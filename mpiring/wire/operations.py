@@ -80,11 +80,9 @@ class Operation(Generic[T]):
         except StopIteration as stop:
             self.finish(stop.value, None)
         except Exception as error:
-            self._stopped_in = error.__traceback__
-            self.finish(None, error)
+            self.fail(error)
         except BaseException as error:  # an interrupt, in the middle of the work
-            self._stopped_in = error.__traceback__
-            self.finish(None, error)
+            self.fail(error)
             raise
 
     def forgive_absence(self) -> None:
@@ -100,6 +98,11 @@ class Operation(Generic[T]):
         if self._error is None:
             return False
         return not (isinstance(self._error, Exception) and self.position.is_opening)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep an error, and where it came up."""
+        self._stopped_in = error.__traceback__
+        self.finish(None, error)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Keep the outcome and let go of everything else."""
@@ -176,11 +179,47 @@ class Operations:
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
+        operation = self._queued(name, program, position, timeout)
+        self.progress()
+        return operation
+
+    def run(
+        self, name: str, program: Program[T], position: Position, timeout: float | None
+    ) -> T:
+        """Do an operation to its end.
+
+        One that has the ring for itself, and does not have to wait for long, is never queued.
+        """
+        if self._queue or self.broken is not None:
+            operation = self.start(name, program, position, timeout)
+        else:
+            try:
+                for _ in range(_SPINS):
+                    next(program)
+            except StopIteration as stop:
+                self._started += position.is_collective
+                result: T = stop.value
+                return result
+            except BaseException as error:
+                operation = self._queued(name, program, position, timeout)
+                operation.fail(error)
+                self._break_if_alone(operation)
+                self._queue.clear()
+                operation.forget()
+                raise
+            operation = self._queued(name, program, position, timeout)
+        try:
+            return self.wait(operation)
+        finally:
+            operation.forget()
+
+    def _queued(
+        self, name: str, program: Program[T], position: Position, timeout: float | None
+    ) -> Operation[T]:
         number = self._started - (not position.is_collective)
         operation = Operation(name, number, program, position, timeout)
         self._started += position.is_collective
         self._queue.append(operation)
-        self.progress()
         return operation
 
     def progress(self) -> None:
@@ -190,12 +229,15 @@ class Operations:
             try:
                 operation.advance()
             finally:
-                if operation.failed_alone:
-                    self._break(f"{operation.name} failed on {self._me} alone")
+                self._break_if_alone(operation)
             if not operation.done:
                 return
             if self._queue:
                 self._queue.popleft()
+
+    def _break_if_alone(self, operation: Operation[Any]) -> None:
+        if operation.failed_alone:
+            self._break(f"{operation.name} failed on {self._me} alone")
 
     def poll(self, operation: Operation[Any]) -> bool:
         """Whether an operation is done, after advancing what can be; raises if its time is over."""

@@ -28,6 +28,7 @@ from .device_evidence import find_facts
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .repeated import Repeated
 from .shared import Backing, empty
 from .transport import Program, together
 
@@ -81,7 +82,7 @@ class Session:
         self._operations = Operations(mpi.MPITransport(lease.comm), lease)
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
-        first = _member(lease.comm, check is not False)
+        first = _member(lease, check is not False)
         meeting = _meet(first, call, device_transport, members)
         self.wire, self.tuning, self.device_transport = self.start(
             "Ring", [meeting], Position(), seconds
@@ -89,7 +90,7 @@ class Session:
         node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
             _member(
-                lease.comm,
+                lease,
                 check,
                 members,
                 place,
@@ -101,6 +102,7 @@ class Session:
             for place in range(members)
         ]
         self._operations.members = members
+        self._repeated = Repeated(self.members[0]) if members == 1 else None
         if lease.comm.size > 1:
             mpi.install_excepthook()
 
@@ -125,13 +127,10 @@ class Session:
         if self.is_closed:
             raise RingError(f"{name}: this ring is closed; make a new one")
         program = programs[0] if len(programs) == 1 else together(programs)
+        if not async_op:
+            return self._operations.run(name, program, position, seconds)
         operation = self._operations.start(name, program, position, seconds)
-        if async_op:
-            return Work(self._operations, operation)
-        try:
-            return self._operations.wait(operation)
-        finally:
-            operation.forget()
+        return Work(self._operations, operation)
 
     def collective(
         self,
@@ -161,6 +160,14 @@ class Session:
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
+
+    def repeated(
+        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+    ) -> Program[Any] | None:
+        """An all-reduce that can do with little around it; None if the ordinary way has to be taken."""
+        if self._repeated is None or self._group is not None:
+            return None
+        return self._repeated.allreduce(x, op, out, order, algorithm, position)
 
     def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
         """An array for each member, in memory that all ranks of its node reach."""
@@ -272,7 +279,7 @@ def _host() -> bytes:
 
 
 def _member(
-    comm: MPI.Intracomm,
+    lease: communicators.Lease,
     check: bool,
     members: int = 1,
     place: int = 0,
@@ -281,7 +288,9 @@ def _member(
     settings: tuning.Tuning = tuning.DEFAULTS[tuning.NODE],
     node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
-    transport = mpi.MPITransport(comm, message_bytes, members, place)
+    transport = mpi.MPITransport(
+        lease.comm, message_bytes, members, place, lease.persistent
+    )
     room = small.most_bytes(settings.small_bytes, transport.size)
     room += 1  # what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))

@@ -11,7 +11,7 @@ ordinary path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..plan.segments import Segments
 from . import arithmetic
 from .arithmetic import Array
 from .arrays import Kind
+from .arrays.host import as_dtype, plain
 
 # All arrays together may have so many bytes: in the last round of the exchange half of them travel in one message.
 _TOGETHER = 32 << 10
@@ -31,8 +32,8 @@ _EXACT = frozenset(("min", "max"))
 
 
 def most_bytes(small_bytes: int, size: int) -> int:
-    """The longest array that rides along in a ring of so many ranks, of those that should."""
-    return min(small_bytes, _TOGETHER // size)
+    """The longest array that rides along in a ring of so many ranks, of those that should; -1 if none does."""
+    return min(small_bytes, _TOGETHER // size) or -1
 
 
 def combine(
@@ -74,6 +75,45 @@ def combine(
     total = out if wide == dtype else kind.empty(out.size, wide)
     kind.fold(op, operands, total)
     kind.finish(op, size, total, out)
+
+
+Combination = Callable[[Sequence[Array], Array], None]
+
+
+def combination_of(
+    op: str, order: str, dtype: str, count: int, size: int
+) -> Combination | None:
+    """What combines the ranks' flat NumPy arrays, in rank order, into another array; None where it would win nothing.
+
+    What :func:`combine` does, with all that can be known beforehand.
+
+    Args:
+        op, order, dtype: as of :func:`combine`.
+        count: elements of an array.
+        size: how many ranks.
+    """
+    step = plain(op, dtype)
+    if step is None or size < 2 or count == 0:
+        return None
+    kind = as_dtype(dtype)
+    if size == 2 or op in _EXACT or kind.kind in "iub":
+
+        def in_any_order(xs: Sequence[Array], out: Array) -> None:
+            step(xs[0], xs[1], out=out)
+            for x in xs[2:]:
+                step(out, x, out=out)
+
+        return in_any_order
+
+    places = None if order == "rank" else _places(count, size)
+
+    def in_order(xs: Sequence[Array], out: Array) -> None:
+        rows = xs if places is None else np.frombuffer(b"".join(xs), kind)[places]
+        step(rows[0], rows[1], out=out)
+        for row in rows[2:]:
+            step(out, row, out=out)
+
+    return in_order
 
 
 @lru_cache(maxsize=64)

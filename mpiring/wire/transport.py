@@ -29,7 +29,7 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -61,6 +61,14 @@ class Request(ABC):
 
     def __str__(self) -> str:
         return f"{self.verb} rank {self.peer}"
+
+
+class Persistent(Request):
+    """A message that goes again and again, between the same buffers; in between it is complete."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Send or receive it once more; only when it is complete."""
 
 
 Program = Generator[Request, None, T]
@@ -166,6 +174,16 @@ class Transport(ABC):
     def post_receive(self, buffer: Buffer, source: int, tag: int) -> Request:
         """Start to receive one message of at most the buffer's length."""
 
+    def persistent_send(self, buffer: Buffer, dest: int, tag: int) -> Persistent:
+        """What :meth:`post_send` does, as often as it is started."""
+        return _Again("send to", dest, lambda: self.post_send(buffer, dest, tag))
+
+    def persistent_receive(self, buffer: Buffer, source: int, tag: int) -> Persistent:
+        """What :meth:`post_receive` does, as often as it is started."""
+        return _Again(
+            "receive from", source, lambda: self.post_receive(buffer, source, tag)
+        )
+
     def _parts(self, buffer: Buffer) -> list[Buffer]:
         """The messages that a buffer travels as: none if it is empty."""
         if 0 < len(buffer) <= self.message_bytes:
@@ -175,6 +193,26 @@ class Transport(ABC):
         return [
             buffer[piece.slice] for piece in pieces(len(buffer), self.message_bytes)
         ]
+
+
+class _Again(Persistent):
+    """A message that is posted anew each time."""
+
+    def __init__(self, verb: str, peer: int, post: Callable[[], Request]) -> None:
+        self.verb = verb
+        self.peer = peer
+        self._post = post
+        self._request: Request | None = None
+
+    def start(self) -> None:
+        self._request = self._post()
+
+    def test(self) -> bool:
+        return self._request is None or self._request.test()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._request is not None and self._request.is_busy
 
 
 class _Together(Request):

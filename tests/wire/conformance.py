@@ -115,6 +115,23 @@ def sources_are_independent(transport):
     return [bytes(seen[source]) for source in others]
 
 
+@case(lambda rank, size: [text(left(rank, size), i) for i in range(30)])
+def persistent_messages_go_again_and_again(transport):
+    rank, size = transport.rank, transport.size
+    room, out = bytearray(9), bytearray(9)
+    receive = transport.persistent_receive(room, left(rank, size), 3)
+    send = transport.persistent_send(memoryview(out)[:5], right(rank, size), 3)
+    assert receive.test() and send.test()  # not started yet
+    seen = []
+    for i in range(30):
+        out[:5] = text(rank, i)
+        receive.start()
+        send.start()
+        yield from wait_all([receive, send])
+        seen.append(bytes(room[:5]))
+    return seen
+
+
 @case(lambda rank, size: b"after")
 def empty_buffers_travel_as_no_message(transport):
     rank, size = transport.rank, transport.size

@@ -57,8 +57,9 @@ def test_the_limit_shrinks_with_the_ranks():
         4096,
         4096,
         512,
-        0,
+        -1,
     ]
+    assert [small.most_bytes(0, n) for n in (1, 64)] == [-1, -1]
     assert [small.most_bytes(100, n) for n in (1, 64, 512)] == [100, 100, 64]
 
 

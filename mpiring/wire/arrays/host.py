@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextvars
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,26 @@ def combine(
     kernel(*addresses, outs[0].size * factor, *divisor)
 
 
+def plain(op: str, dtype: str) -> Callable[..., object] | None:
+    """``step(a, b, out=out)``, which does ``out = a op b`` for short flat arrays and nothing else.
+
+    For one thread at a time.  None where NumPy alone would not give the bits of :func:`combine`, or be slow.
+    """
+    arithmetic.check_op(op, dtype)
+    if op == "avg" or dtype in arithmetic.HALVES:
+        return None
+    if (op == "prod" and dtype.startswith("complex")) or not _HAS_CONTEXT:
+        return None
+    # To enter np.errstate takes longer than the work; a context that has entered it does not.
+    quiet = contextvars.copy_context()
+    quiet.run(np.seterr, all="ignore")
+    return partial(quiet.run, arithmetic.ufunc(np, op))
+
+
+# Since NumPy 2 what a thread does on overflow is part of its context.
+_HAS_CONTEXT = int(np.__version__.split(".")[0]) >= 2
+
+
 def _combine_many(
     op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
 ) -> None:
@@ -259,6 +281,25 @@ def as_dtype(dtype: Any) -> Any:
             ) from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)
+
+
+def is_plain(x: object, out: object) -> bool:
+    """Whether ``x`` is a flat array of NumPy itself, and ``out`` None, ``x`` or another one like it, apart from it."""
+    if type(x) is not np.ndarray or not _is_flat(x):
+        return False
+    if out is None:
+        return True
+    if out is not x:
+        if type(out) is not np.ndarray or out.dtype != x.dtype or out.shape != x.shape:
+            return False
+        if not _is_flat(out) or np.may_share_memory(x, out):
+            return False
+    return out.flags.writeable
+
+
+def _is_flat(x: Array) -> bool:
+    flags = x.flags
+    return bool(flags.c_contiguous and flags.aligned)
 
 
 def has_own_places(x: Array) -> bool:
