@@ -25,7 +25,8 @@ from .arrays import Kind
 from .arrays.host import as_dtype, plain
 
 # All arrays together may have so many bytes: in the last round of the exchange half of them travel in one message.
-_TOGETHER = 32 << 10
+# That has room for what is measured to ride on a host, and for some KiB each where the ranks are many.
+_TOGETHER = 128 << 10
 
 # In any order the same bits: nothing is rounded.
 _EXACT = frozenset(("min", "max"))

@@ -92,7 +92,8 @@ DEFAULTS = {
         window=3,
         # Up to here the two exchanges of the direct schedule beat the ring's 2 (size - 1).
         direct_bytes=64 << 10,
-        small_bytes=4 << 10,
+        # To copy so little costs less than one more exchange.
+        small_bytes=32 << 10,
     ),
     # 32 KiB are below the eager limit of Open MPI over TCP, past which a chain waits for each message to be taken; a
     # step costs Python time too, so they are not less.
@@ -100,8 +101,9 @@ DEFAULTS = {
         chunk_bytes=32 << 10,
         piece_bytes=32 << 10,
         window=3,
-        direct_bytes=64 << 10,
-        small_bytes=4 << 10,
+        # A root's link carries size - 1 arrays where a chain's carry one each.
+        direct_bytes=16 << 10,
+        small_bytes=8 << 10,
     ),
 }
 
