@@ -32,8 +32,8 @@ SUMMARY = "measure what is fastest on this wire, and keep it in a profile; under
 
 EPILOG = """\
 examples:
-  mpirun -n 4 mpiring tune                      half a minute to a few, as fast as the wire is
-  mpirun -n 4 mpiring tune --quick              seconds: fewer candidates and rounds
+  mpirun -n 4 mpiring tune                      seconds on one host, a minute or so between slow ones
+  mpirun -n 4 mpiring tune --quick              a look: fewer candidates and rounds
   mpirun -n 4 mpiring tune --output here.json --plot here.png
   MPIRING_PROFILE=here.json mpirun -n 4 python -m mpi4py program.py
   MPIRING_PROFILE=none mpirun -n 4 python -m mpi4py program.py

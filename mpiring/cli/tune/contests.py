@@ -186,15 +186,15 @@ class Contests:
         return self._limit("small_bytes", self._small_loads(), ways)
 
     def _direct_loads(self) -> list[Load]:
-        most = self.long_sizes[-1]
-        tried = [nbytes for nbytes in self._settings.direct_sizes if nbytes <= most]
+        sizes, most = self._settings.direct_sizes, self.long_sizes[-1]
+        tried = limits(sizes, self.default.direct_bytes, most)
         is_few = self._comm.size <= MOST_RANKS_DIRECT
         collectives = ("allreduce", "broadcast") if is_few else ("allreduce",)
         return [Load(each, nbytes) for each in collectives for nbytes in tried]
 
     def _small_loads(self) -> list[Load]:
         most = small.most_bytes(MOST_SMALL_BYTES, self._comm.size)
-        tried = [nbytes for nbytes in self._settings.small_sizes if nbytes <= most]
+        tried = limits(self._settings.small_sizes, self.default.small_bytes, most)
         return [Load("allreduce", nbytes) for nbytes in tried]
 
     def _limit(
@@ -299,3 +299,12 @@ class Contests:
         return Buffers.ordinary(
             Task(load.collective, DTYPE, op, load.nbytes, rank, size, numbers)
         )
+
+
+def limits(tried: Sequence[int], default: int, most: int) -> list[int]:
+    """The sizes at which the ways of a limit are measured: the default is among them, if it can be.
+
+    >>> limits([4, 64], 16, 100), limits([4, 64], 16, 15)
+    ([4, 16, 64], [4])
+    """
+    return sorted(nbytes for nbytes in {*tried, default} if nbytes <= most)
