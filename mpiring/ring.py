@@ -121,10 +121,9 @@ class Ring:
         """
         op, session = mpi.op_name(op), self._session
         if not async_op and timeout is None:
-            position = Position()
-            program = session.repeated(x, op, out, order, algorithm, position)
-            if program is not None:
-                return session.start("allreduce", [program], position, session.timeout)
+            result = session.repeated(x, op, out, order, algorithm)
+            if result is not None:
+                return result
 
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.allreduce(x, op, out, order, algorithm, at)

@@ -82,6 +82,7 @@ class Collectives:
         self.tuning = tuning
         self.small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
         self.opening = opening
+        self.closing = fused.Closing(transport, tag)
         self.tag = tag
         self._check = check
         self.library = library
@@ -141,7 +142,7 @@ class Collectives:
             )
             rank, kind = self.transport.rank, source.kind
             fused.allreduce(rank, kind, op, order, all_x, all_out)
-            yield from fused.closing_exchange(self.transport, self.tag, position)
+            yield from self.closing.exchange(position)
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
@@ -206,7 +207,7 @@ class Collectives:
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
             fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
-            yield from fused.closing_exchange(self.transport, self.tag, position)
+            yield from self.closing.exchange(position)
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"

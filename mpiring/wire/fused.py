@@ -19,16 +19,17 @@ be in one region, so that every rank is known to have mapped it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from ..plan.schedules import combination, dissemination
 from ..plan.segments import Segments
 from .arithmetic import Array
-from .arrays import Kind
+from .arrays import NUMPY, Kind
+from .arrays.host import divisor_of, kernel_for
 from .arrays.mapped import Place, region_named
 from .execute import Position
-from .transport import Program, Transport, wait
+from .transport import Persistent, Program, Transport
 
 Places = Sequence[Place | None]  # of the ranks' arrays, in rank order
 
@@ -70,6 +71,49 @@ def allreduce(
     kind.fold_to_all(op, size, operands, [out[mine] for out in outs])
 
 
+def allreduce_of(
+    rank: int, op: str, order: str, count: int, dtype: str, xs: Places, outs: Places
+) -> Callable[[Places, Places], None]:
+    """:func:`allreduce` of calls that differ in the places alone, as a function of those.
+
+    Args:
+        rank: who we are.
+        op, order, count, dtype: of the calls; ``count`` elements.
+        xs, outs: the places of one of them.
+    """
+    size = len(xs)
+
+    def by_arrays(xs: Places, outs: Places) -> None:
+        all_x, all_out = reach(xs, count, dtype), reach(outs, count, dtype)
+        allreduce(rank, NUMPY, op, order, all_x, all_out)
+
+    mine = Segments(count, size)[rank]
+    ranks = list(combination(order, rank, size))
+    some_x, some_out = (
+        [x[mine.slice] for x in reach(places, count, dtype)] for places in (xs, outs)
+    )
+    kernel, factor = kernel_for(op, some_x, some_out, size, least=0)
+    if kernel is None:
+        return by_arrays
+    start = mine.start * NUMPY.itemsize(dtype)
+    last = [mine.length * factor, *divisor_of(op, size)]
+
+    def by_addresses(xs: Places, outs: Places) -> None:
+        operands = addresses(xs, start)
+        kernel(*[operands[r] for r in ranks], *addresses(outs, start), *last)
+
+    return by_addresses
+
+
+def addresses(places: Places, start: int) -> list[int]:
+    """Where ``start`` bytes behind these places are, in a region that this rank has an array in."""
+    assert places[0] is not None
+    region = region_named(places[0].region)
+    assert region is not None
+    base = region.address + start
+    return [base + place.offset for place in places if place]
+
+
 def reduce_scatter(
     rank: int, kind: Kind, op: str, order: str, xs: list[Array], out: Array
 ) -> None:
@@ -97,16 +141,36 @@ def reduce(
         kind.fold_to_all(op, size, operands, [out[part]])
 
 
-def closing_exchange(
-    transport: Transport, tag: int, position: Position
-) -> Program[None]:
-    """End when all ranks have come here: a dissemination, like the opening exchange, of one byte."""
-    position.phase = "closing exchange"
-    for turn in dissemination(transport.rank, transport.size):
-        receive = transport.post_receive(bytearray(1), turn.source, tag)
-        send = transport.post_send(b"\1", turn.dest, tag)
-        yield from wait(receive)
-        yield from wait(send)
+class Closing:
+    """The closing exchange of a ring: a dissemination, like the opening exchange, of one byte.
+
+    Args:
+        transport: carries it.
+        tag: of its messages.
+    """
+
+    def __init__(self, transport: Transport, tag: int) -> None:
+        self._transport, self._tag = transport, tag
+        self._turns: list[tuple[Persistent, Persistent]] | None = None
+
+    def exchange(self, position: Position) -> Program[None]:
+        """End when all ranks have come here."""
+        position.phase = "closing exchange"
+        if self._turns is None:
+            self._turns = list(self._made())
+        for receive, send in self._turns:
+            receive.start()
+            send.start()
+            while not receive.test():
+                yield receive
+            while not send.test():
+                yield send
+
+    def _made(self) -> Iterator[tuple[Persistent, Persistent]]:
+        transport, tag = self._transport, self._tag
+        for turn in dissemination(transport.rank, transport.size):
+            receive = transport.persistent_receive(bytearray(1), turn.source, tag)
+            yield receive, transport.persistent_send(b"\1", turn.dest, tag)
 
 
 def unless_written(xs: Places, outs: Places, starts: Sequence[int]) -> Places:

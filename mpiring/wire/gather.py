@@ -98,7 +98,7 @@ def allgather(
             piece = target.flat[segments[other].slice]
             theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
             source.kind.copy(theirs, piece)
-        yield from fused.closing_exchange(member.transport, member.tag, position)
+        yield from member.closing.exchange(position)
     elif memory is None:
         assert member.library is not None
         position.phase = "the MPI's allgather"

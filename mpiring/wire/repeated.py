@@ -1,39 +1,46 @@
-"""Small all-reduces of NumPy arrays that the ring has seen before: the same call, with little Python around it.
+"""All-reduces of NumPy arrays that the ring has seen before: the same call, with little Python around it.
 
 An all-reduce of a few bytes takes MPI a microsecond, and Python easily forty: to look at the arguments, to choose a
 path, to write down what was asked for.  All that depends on dtype, shape, op, order and algorithm alone, so it is
-done when a ring meets them for the first time, and kept.  What is left of a call is the opening exchange, in which
-the arrays ride (:mod:`mpiring.wire.small`), and one pass over what has come.
+done when a ring meets them for the first time, and kept.  What is left of a call is the opening exchange, and
+
+* of a small array (:mod:`mpiring.wire.small`), which rides in it, one pass over what has come;
+* of an array of ``ring.empty`` (:mod:`mpiring.wire.fused`), one pass over all ranks' arrays, and the closing
+  exchange.
 
 Rules:
 
 * the messages are those of the ordinary call: another rank may make that, or any other one;
 * whatever is not usual is the ordinary call's: an array of another kind, memory that is not flat, an ``out`` that
-  overlaps, a failure, a rank that cannot bring its bytes.
+  overlaps, a failure, ranks that bring different things.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import small
+from . import fused, small
+from .agree import Heard, Summary
 from .arithmetic import Array
 from .arrays import NUMPY
 from .arrays.host import is_plain
-from .calls import Call
+from .arrays.mapped import Place
+from .calls import Call, facts_of, with_facts
 from .collectives import Collectives
 from .execute import Position
 from .operands import operand
 from .rehearsed import Rehearsed
+from .shared import place_of
 from .transport import Program
 
 _MOST = 256  # calls that are kept
 
 
 class Repeated:
-    """The small all-reduces that one rank has made.
+    """The all-reduces that one rank has made.
 
     Args:
         member: makes the ordinary calls.
@@ -47,70 +54,146 @@ class Repeated:
         self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
     ) -> Program[Array] | None:
         """The program of :meth:`Collectives.allreduce`, if the call is of the usual kind; else None."""
-        if algorithm != "auto" or not is_plain(x, out):
+        if not is_plain(x, out):
             return None
+        rides = x.nbytes <= self._member.small_bytes and algorithm == "auto"
+        place = None
+        if not rides:
+            place = None if out is None else place_of(NUMPY, x)
+            if place is None:
+                return None
         try:
-            key = (x.dtype, x.shape, op, order)
+            key = (x.dtype, x.shape, op, order, algorithm)
             seen = self._seen.get(key)
         except TypeError:  # an argument without a hash is a wrong one
             return None
         if seen is None:
-            if not self._may_learn(x):
-                return None
-            seen = _Seen(self._member, x, op, order)
             if len(self._seen) >= _MOST:
                 self._seen.clear()
-            self._seen[key] = seen
-        return seen.program(x, out, position) if seen.is_usual else None
-
-    def _may_learn(self, x: Array) -> bool:
-        return bool(x.nbytes <= self._member.small_bytes and x.dtype.isnative)
+            call = _Riding if rides else _Shared
+            seen = self._seen[key] = call(self._member, x, op, order, algorithm)
+        if not seen.is_usual:
+            return None
+        return seen.program(x, out, place, position)
 
 
 class _Seen:
-    """What depends on dtype, shape, op and order alone.
+    """What depends on dtype, shape, op, order and algorithm alone.
 
     Attributes:
         is_usual: whether such a call can be made with little around it.
     """
 
-    def __init__(self, member: Collectives, x: Array, op: Any, order: Any) -> None:
+    def __init__(
+        self, member: Collectives, x: Array, op: Any, order: Any, algorithm: Any
+    ) -> None:
         self._member = member
-        self._op, self._order = op, order
-        self._shape, self._dtype = x.shape, x.dtype
+        self._op, self._order, self._algorithm = op, order, algorithm
+        self._rank, self._size = member.transport.rank, member.transport.size
+        self._shape, self._dtype, self._count = x.shape, x.dtype, x.size
         self.is_usual = False
         call = Call("allreduce")
         with call.local():
             source = operand(x)
-            member.path(call, source, op, order, "auto")
-            rank, size = member.transport.rank, member.transport.size
-            combine = small.combination_of(op, order, source.dtype, x.size, size)
-            if combine is not None:
-                self._opening = Rehearsed(
-                    member.opening, rank, call.text(), _NO_FACTS, x.nbytes
-                )
-                self._xs = [np.frombuffer(said, x.dtype) for said in self._opening.said]
-                self._mine = self._xs[rank].reshape(x.shape)
-                self._combine = combine
-                self.is_usual = True
+            self._name = source.dtype
+            member.path(call, source, op, order, algorithm)
+            self._text = call.text()
+            self.is_usual = x.dtype.isnative and self._size > 1 and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 
+    def _learn(self, x: Array) -> bool:
+        """Prepare for calls like this one; whether that is possible."""
+        raise NotImplementedError
+
     def program(
-        self, x: Array, out: Array | None, position: Position
+        self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         """The collective, as :meth:`Collectives.allreduce` does it."""
+        raise NotImplementedError
+
+    def _rehearsed(self, begin: bytes, length: int) -> Rehearsed:
+        opening = self._member.opening
+        return Rehearsed(opening, self._rank, self._text, begin, length)
+
+    def _ordinary(
+        self, x: Array, out: Array | None, position: Position, heard: Heard
+    ) -> Program[Array]:
+        """Go on in the ordinary way, after the opening exchange."""
+        op, order, algorithm = self._op, self._order, self._algorithm
+        return self._member.allreduce(x, op, out, order, algorithm, position, heard)
+
+
+class _Riding(_Seen):
+    """Small arrays, which ride in the opening exchange."""
+
+    def _learn(self, x: Array) -> bool:
+        combine = small.combination_of(
+            self._op, self._order, self._name, self._count, self._size
+        )
+        if combine is None:
+            return False
+        self._combine = combine
+        self._opening = self._rehearsed(with_facts(Call(""), b"\0")[:1], x.nbytes)
+        self._xs = [np.frombuffer(said, x.dtype) for said in self._opening.said]
+        self._mine = self._xs[self._rank].reshape(x.shape)
+        return True
+
+    def program(
+        self, x: Array, out: Array | None, place: Place | None, position: Position
+    ) -> Program[Array]:
         # Taken before anybody is told that this rank takes part.
         result = NUMPY.empty(self._shape, self._dtype) if out is None else out
         self._mine[...] = x
         heard = yield from self._opening.exchange()
         if heard is None:
-            self._combine(self._xs, result.reshape(-1))
+            flat = result if result.ndim == 1 else result.reshape(-1)
+            self._combine(self._xs, flat)
             return result
-        result = yield from self._member.allreduce(
-            x, self._op, out, self._order, "auto", position, heard
-        )
-        return result
+        return (yield from self._ordinary(x, out, position, heard))
 
 
-# A payload that says nothing of memory: see mpiring.wire.calls.with_facts.
-_NO_FACTS = b"\0"
+class _Shared(_Seen):
+    """Arrays of ``ring.empty``, with an ``out`` of it, too."""
+
+    def _learn(self, x: Array) -> bool:
+        self._fold: Callable[..., None] | None = None
+        call = Call("")
+        place = place_of(NUMPY, x)
+        call.places = place, place
+        facts = with_facts(call, b"")
+        self._opening = self._rehearsed(facts[:1], len(facts) - 1)
+        return True
+
+    def program(
+        self, x: Array, out: Array | None, place: Place | None, position: Position
+    ) -> Program[Array]:
+        assert out is not None
+        call = Call("")
+        call.places = place, (place if out is x else place_of(NUMPY, out))
+        facts = with_facts(call, b"")
+        said = self._opening.said
+        if len(facts) != 1 + len(said[0]):  # an out of other memory
+            return (
+                yield from self._member.allreduce(
+                    x, self._op, out, self._order, self._algorithm, position
+                )
+            )
+        said[self._rank][:] = facts[1:]
+        heard = yield from self._opening.exchange()
+        if heard is None:
+            payloads = [facts[:1] + one for one in said]
+            xs, outs = zip(*[facts_of(payload)[1] for payload in payloads])
+            if fused.are_shared(xs, outs):
+                position.phase = "node-shared allreduce"
+                self._combine(xs, outs)
+                yield from self._member.closing.exchange(position)
+                return out
+            heard = Summary((0, self._text)), payloads
+        return (yield from self._ordinary(x, out, position, heard))
+
+    def _combine(self, xs: fused.Places, outs: fused.Places) -> None:
+        if self._fold is None:
+            self._fold = fused.allreduce_of(
+                self._rank, self._op, self._order, self._count, self._name, xs, outs
+            )
+        self._fold(xs, outs)

@@ -100,7 +100,7 @@ def reduce(
         all_x = fused.reach(xs, flat.size, source.dtype)
         rank, kind = transport.rank, source.kind
         fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
-        yield from fused.closing_exchange(transport, member.tag, position)
+        yield from member.closing.exchange(position)
     elif path is not None:
         memory = yield from member.sure(call, memory, in_messages, flat, position)
         yield from member.execute(memory, call, source, position)
@@ -199,7 +199,7 @@ def broadcast_along(
         (of_root,) = fused.reach([xs[root]], target.flat.size, source.dtype)
         if not is_root:
             source.kind.copy(of_root, target.flat)
-        yield from fused.closing_exchange(transport, member.tag, position)
+        yield from member.closing.exchange(position)
         return target.done()
     path = choose(target.flat.size * kind.itemsize(source.dtype))
     if path is None:

@@ -161,13 +161,15 @@ class Session:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
 
-    def repeated(
-        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
-    ) -> Program[Any] | None:
-        """An all-reduce that can do with little around it; None if the ordinary way has to be taken."""
-        if self._repeated is None or self._group is not None:
+    def repeated(self, x: Any, op: Any, out: Any, order: Any, algorithm: Any) -> Any:
+        """The result of an all-reduce that can do with little around it; None if it has to be an ordinary one."""
+        if self._repeated is None or self._group is not None or self.is_closed:
             return None
-        return self._repeated.allreduce(x, op, out, order, algorithm, position)
+        position = Position()
+        program = self._repeated.allreduce(x, op, out, order, algorithm, position)
+        if program is None:
+            return None
+        return self._operations.run("allreduce", program, position, self.timeout)
 
     def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
         """An array for each member, in memory that all ranks of its node reach."""

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from mpiring.wire import fused
 from mpiring.wire.execute import Position
 from mpiring.wire.repeated import Repeated
 
@@ -14,6 +15,7 @@ from devices import deferred, local
 from wire import reference
 from wire.ranks import Ranks
 from wire.reference import DTYPES, same_bits, varied
+from wire.test_shared import Node
 from wire.test_small import OPS, allowed
 
 pytestmark = pytest.mark.untraced
@@ -128,6 +130,81 @@ def test_a_rank_that_cannot_bring_its_bytes(monkeypatch, size):
         for rank, y in enumerate(got):
             host = cupy.asnumpy(y) if rank == 1 else y
             assert host.tolist() == [2.0 * size] * 10
+
+
+# ---- arrays of ring.empty -------------------------------------------------------------------------
+
+
+class SharedRings(Node):
+    """Ranks of one node with what they remember."""
+
+    def __init__(self, size, **more):
+        super().__init__(size, **more)
+        self.repeated = [Repeated(member) for member in self.collectives]
+
+    allreduce = Rings.allreduce
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_shared_arrays_have_the_same_bits(monkeypatch, op, dtype, is_compiled):
+    if not allowed(op, dtype):
+        return
+    if not is_compiled:
+        monkeypatch.setattr(fused, "kernel_for", lambda *_, **__: (None, 1))
+    for size in (2, 3, 4):
+        rings = SharedRings(size, seed=size)
+        for order in ("ring", "rank"):
+            for count in (1, size + 1, 300):
+                xs = [varied(dtype, count, r, 5) for r in range(size)]
+                want = reference.reduced_flat(op, xs, order)
+                for in_place in (False, True, True):
+                    arrays = rings.arrays(xs)
+                    outs = arrays if in_place else rings.arrays(xs)
+                    got = rings.allreduce(lambda r: (arrays[r], op, outs[r], order))
+                    for x, array, out, y in zip(xs, arrays, outs, got):
+                        assert y is out and same_bits(y, want)
+                        assert in_place or same_bits(array, x)
+                seen = [s for r in rings.repeated for s in r._seen.values()]
+                assert all(s.is_usual and vars(s)["_fold"] for s in seen)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_bring_other_memory(size):
+    rings = SharedRings(size, seed=2)
+    xs = [varied("float32", 50, r, 5) for r in range(size)]
+    want = reference.reduced_flat("sum", xs, "ring")
+    for _ in range(2):
+        for who in range(size):
+            for which in ("x", "out", "call", "none"):
+                arrays, outs = rings.arrays(xs), rings.arrays(xs)
+                more = rings.arrays(xs)
+                if which == "x":
+                    arrays[who] = arrays[who].copy()
+                if which == "out":
+                    outs[who] = outs[who].copy()
+                if which == "call":
+                    outs[who] = more[who]
+                got = rings.allreduce(
+                    lambda r: (arrays[r], "sum", outs[r]), lambda r: r == who
+                )
+                for out, y in zip(outs, got):
+                    assert y is out and same_bits(y, want)
+
+
+def test_it_has_to_be_shared_if_so_asked():
+    rings = SharedRings(2)
+    arrays = rings.arrays([np.ones(5), np.ones(5)])
+    for _ in range(2):
+        got = rings.allreduce(lambda r: (arrays[r], "sum", arrays[r], "ring", "shared"))
+        assert all(y is array for y, array in zip(got, arrays))
+    arrays[1] = arrays[1].copy()
+    got = rings.allreduce(lambda r: (arrays[r], "sum", arrays[r], "ring", "shared"))
+    assert len(got) == 2
+    for error in got:
+        assert isinstance(error, ValueError)
+        assert "rank 1 passed other memory" in str(error)
 
 
 def overlapping():

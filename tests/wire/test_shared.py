@@ -626,11 +626,11 @@ def test_who_has_left_a_call_may_write(seed, rendezvous, size):
 
 
 def test_without_the_closing_exchange_this_would_show(monkeypatch):
-    def nothing(transport, tag, position):
+    def nothing(self, position):
         return
         yield
 
-    monkeypatch.setattr(fused, "closing_exchange", nothing)
+    monkeypatch.setattr(fused.Closing, "exchange", nothing)
     wrong = 0
     for seed in range(20):
         try:

@@ -192,14 +192,13 @@ def combine(
     if outs[0].nbytes >= _KERNEL_BYTES or 2 in [
         x.dtype.itemsize for x in (*operands, outs[0])
     ]:
-        kernel, factor = _kernel(op, operands, outs, size)
+        kernel, factor = kernel_for(op, operands, outs, size)
     if kernel is None:
         with np.errstate(all="ignore"):
             arithmetic.combine(np, op, operands, outs, size)
         return
     addresses = [NUMPY.pointer(x) for x in (*operands, *outs)]
-    divisor = [size] if op == "avg" and size != 1 else []
-    kernel(*addresses, outs[0].size * factor, *divisor)
+    kernel(*addresses, outs[0].size * factor, *divisor_of(op, size))
 
 
 def plain(op: str, dtype: str) -> Callable[..., object] | None:
@@ -242,10 +241,19 @@ def _combine_many(
             other[...] = first
 
 
-def _kernel(
-    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int
+def kernel_for(
+    op: str,
+    operands: Sequence[Array],
+    outs: Sequence[Array],
+    size: int,
+    least: int = _KERNEL_BYTES,
 ) -> tuple[kernels.Kernel | None, int]:
-    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element."""
+    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element.
+
+    Args:
+        op, operands, outs, size: as for :func:`combine`.
+        least: shorter outputs are NumPy's affair; 0 where the addresses are known, so that a kernel costs nothing.
+    """
     arrays, out = (*operands, *outs), outs[0]
     if not all([x.flags.c_contiguous and x.dtype.isnative for x in arrays]):
         return None, 1
@@ -253,7 +261,7 @@ def _kernel(
     divides, factor = op == "avg" and size != 1, 1
     if arithmetic.HALVES.isdisjoint(names):
         is_plain = len(outs) == 1 and len(operands) + divides <= 2
-        if is_plain or out.nbytes < _KERNEL_BYTES:
+        if is_plain or out.nbytes < least:
             return None, 1
         if out.dtype.kind == "c":
             if op == "prod":
@@ -262,6 +270,11 @@ def _kernel(
     op = "sum" if op == "avg" and not divides else op
     dtypes = tuple(names[: len(operands)])
     return kernels.find(kernels.Form(op, dtypes, names[-1], len(outs))), factor
+
+
+def divisor_of(op: str, size: int) -> list[int]:
+    """What a kernel takes last, if anything."""
+    return [size] if op == "avg" and size != 1 else []
 
 
 def numpy_kind(x: object) -> Kind | None:
