@@ -53,9 +53,13 @@ class Ring:
         rank, size: this process's first rank, and the number of ranks.
         members: how many ranks this process holds.
         device_transport: what was decided for device memory: its ``transport``, and ``why``.
+        wire: ``"node"`` if all ranks are on one host, else ``"network"``.
+        tuning: what ``auto`` goes by on this wire: a profile of ``mpiring tune``, which rank 0 finds by
+            ``MPIRING_PROFILE`` or in its user's configuration, else the defaults.  The same on every rank.
 
     Raises:
-        TypeError, ValueError: for a wrong argument, on every rank of ``comm`` where that is possible.
+        TypeError, ValueError: for a wrong argument, on every rank of ``comm`` where that is possible; for a profile of
+            rank 0's that cannot be read or is wrong.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Ring:
         )
         self.members = len(self._session.members)
         self.device_transport = self._session.device_transport
+        self.wire = self._session.wire
+        self.tuning = self._session.tuning
         transport = self._session.members[0].transport
         self.rank: int = transport.rank
         self.size: int = transport.size

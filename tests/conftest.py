@@ -1,4 +1,4 @@
-"""For all tests: a calm Hypothesis, and a way out that cleans up.
+"""For all tests: a calm Hypothesis, no profile of the user's, and a way out that cleans up.
 
 The profile ``steady`` draws the same examples in each run and has no deadline, since the machine
 may be shared; ``HYPOTHESIS_PROFILE=explore`` draws new ones, and many more.
@@ -23,6 +23,8 @@ INNER = pytest.StashKey[dict[str, str]]()
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
     config.stash[INNER] = {}
+    # The user's own profile is no part of a test; what a test starts inherits this.
+    os.environ["MPIRING_PROFILE"] = "none"
     # An end by `timeout` or a CI's stop button must run the `finally` of who started processes.
     signal.signal(signal.SIGTERM, _leave)
 

@@ -120,6 +120,7 @@ def test_it_measures_a_card(tmp_path):
     assert "0.0" not in machine.values() and machine["card"] and machine["why"]
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_it_measures_direct_where_the_mpi_can():
     options = ["--dtypes", "float32", "--rounds", "1"]
@@ -130,6 +131,7 @@ def test_it_measures_direct_where_the_mpi_can():
     assert "No element was wrong." in job.stdout
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_it_measures_nccl_where_each_rank_has_a_card():
     options = ["--dtypes", "float32", "float16", "--rounds", "1"]

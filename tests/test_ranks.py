@@ -18,7 +18,7 @@ SIZES = [
     pytest.param(1, marks=UNTRACED),
     2,
     pytest.param(3, marks=[UNTRACED, pytest.mark.smoke]),
-    pytest.param(4, marks=UNTRACED),
+    pytest.param(4, marks=pytest.mark.slow),
     pytest.param(5, marks=pytest.mark.slow),
     pytest.param(8, marks=pytest.mark.slow),
 ]

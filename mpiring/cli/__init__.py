@@ -18,15 +18,18 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpiring import __version__
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-COMMANDS = ("show", "verify", "model", "bench", "doctor")
-JOBS = ("bench",)
+COMMANDS = ("show", "verify", "model", "bench", "tune", "doctor")
+JOBS = ("bench", "tune")
 
 OK, BAD_NEWS, USAGE = 0, 1, 2
 
@@ -41,6 +44,7 @@ examples:
   mpiring model allreduce --ranks 64 --bytes 400M --alpha 5us --bandwidth 25GB/s
                                          what each schedule costs, and which one wins where
   mpirun -n 4 mpiring bench allreduce    how fast it is here, next to the MPI's own
+  mpirun -n 4 mpiring tune               measures what is fastest here, for all later rings
   mpiring doctor                         which MPI is this, and what is wrong with it?
   mpirun -n 4 mpiring doctor             the same for a job: launcher, hosts, shared memory
 
@@ -94,6 +98,29 @@ def one_voice(command: str) -> Iterator[None]:
         leave_together(f"mpiring {command}: {error}" if is_heard else "", USAGE)
     except SystemExit as leaving:
         leave_together("", leaving.code)
+
+
+def find_job() -> MPI.Intracomm:
+    """The ranks of this job: COMM_WORLD.
+
+    Raises:
+        UsageError: if there is but one, or no MPI.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        told = " ".join(str(error).split())
+        raise UsageError(
+            f"no MPI can be loaded ({told}); `mpiring doctor` tells more"
+        ) from error
+    if MPI.COMM_WORLD.size == 1:
+        program = sys.argv[0] if Path(sys.argv[0]).name == "mpiring" else "mpiring"
+        words = " ".join([program, *sys.argv[1:]])
+        raise UsageError(
+            f"this is one rank, and a collective needs more: mpirun -n 4 {words} "
+            "(if you did that, mpirun and the MPI do not fit: `mpiring doctor` tells)"
+        )
+    return MPI.COMM_WORLD
 
 
 def leave_together(message: str, status: str | int | None) -> NoReturn:

@@ -37,20 +37,9 @@ from .operands import Operand, flat_input, operand, output
 from .pipeline import execute_in_chunks
 from .shared import place_of
 from .transport import Program, Transport
+from .tuning import DEFAULTS, NODE, Tuning
 
-# Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
-DIRECT_BYTES = 64 << 10
-
-# What moves at a time between hosts.  32 KiB is below the eager limit of Open MPI over TCP, past which a
-# chain waits for each message to be taken; a step costs Python time too, so long buffers have longer ones.
-CHUNK_BYTES = 32 << 10
-# Inside a host the memory is the wire, and a segment moves fastest as a whole; a chain wants pieces there too.
-WHOLE = 1 << 62
-NODE_CHUNK_BYTES = 512 << 10
-_MOST_CHUNKS = 1024
-
-# Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
-WINDOW = 3
+_MOST_CHUNKS = 1024  # of a segment, and pieces of an array: each costs Python time
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -68,8 +57,8 @@ class Collectives:
         check: whether calls open with the exchange.
         library: the MPI's own collectives; none for a transport without MPI.
         device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
-        small_bytes: arrays up to this ride in the opening exchange, which has room for them.
-        chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
+        tuning: what the paths depend on, the same on every rank.  The opening exchange has room for what is to ride
+            in it.
         node: gives the ranks that may share memory with this one, itself among them: collective the first time.
             None: there are none.
     """
@@ -82,17 +71,16 @@ class Collectives:
         *,
         check: bool = True,
         library: Library | None = None,
-        small_bytes: int = -1,
+        tuning: Tuning = DEFAULTS[NODE],
         device_transport: str = "staged",
-        chunk_bytes: int = WHOLE,
         node: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self.transport = transport
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
-        self.chunk_bytes = chunk_bytes
-        self.small_bytes = small_bytes
+        self.tuning = tuning
+        self.small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
         self.opening = opening
         self.closing = fused.Closing(transport, tag)
         self._closings: dict[range, fused.Closing] = {}
@@ -392,7 +380,7 @@ class Collectives:
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
         if call.may_share:  # and cannot
             # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
-            small = nbytes <= DIRECT_BYTES
+            small = nbytes <= self.tuning.direct_bytes
             algorithm = "direct" if small or wide or order == "rank" else "ring"
         size, rank = self.transport.size, self.transport.rank
         pieces = 0 if root is None else self.pieces(nbytes)
@@ -438,13 +426,13 @@ class Collectives:
             dtype,
             self.scratch,
             length,
-            WINDOW,
+            self.tuning.window,
         )
 
     def chunking(self, segments: Segments, itemsize: int) -> tuple[int, int]:
         """How many elements a chunk has, and how many of them are on their way in a channel."""
-        length = max(1, self.chunk_bytes // itemsize, segments.longest // _MOST_CHUNKS)
-        return length, WINDOW
+        chunk = self.tuning.chunk_bytes // itemsize
+        return max(1, chunk, segments.longest // _MOST_CHUNKS), self.tuning.window
 
     def execute(
         self,
@@ -460,12 +448,12 @@ class Collectives:
         if isinstance(memory, Memory):
             yield from execute(memory, transport, self.tag, position)
         else:
-            yield from execute_in_chunks(*memory, transport, self.tag, position, WINDOW)
+            window = self.tuning.window
+            yield from execute_in_chunks(*memory, transport, self.tag, position, window)
 
     def pieces(self, nbytes: int) -> int:
         """How many pieces a buffer of so many bytes is cut into for a chain."""
-        length = NODE_CHUNK_BYTES if self.chunk_bytes == WHOLE else CHUNK_BYTES
-        return max(1, min(_MOST_CHUNKS, -(-nbytes // length)))
+        return max(1, min(_MOST_CHUNKS, -(-nbytes // self.tuning.piece_bytes)))
 
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
@@ -495,7 +483,7 @@ class Collectives:
             busiest = max(
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
-            self.carriage.reserve(source.kind, WINDOW * busiest)
+            self.carriage.reserve(source.kind, self.tuning.window * busiest)
 
 
 def all_ride(said: list[bytes], mine: bytes) -> bool:

@@ -15,13 +15,12 @@ import hashlib
 import json
 import os
 import socket
-import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .files import read_small, write_whole
 from .loaded import Library, mapped_here
 
 FORMAT = 1
@@ -103,15 +102,7 @@ def write_record(cache: Path, subject: Subject, facts: Mapping[str, Any]) -> Pat
     cache.mkdir(parents=True, exist_ok=True)
     path = record_path(cache, subject)
     content = {**facts, "format": FORMAT, "passed": True, **asdict(subject)}
-    descriptor, name = tempfile.mkstemp(".json", ".device-probe-", cache)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.write("\n")
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, json.dumps(content, indent=2) + "\n")
     return path
 
 
@@ -128,7 +119,7 @@ def read_record(cache: Path | None, subject: Subject | None) -> tuple[bool, str]
         return False, "no probe is known of: there is no cache directory for its record"
     path = record_path(cache, subject)
     try:
-        content = json.loads(_read_small(path))
+        content = json.loads(read_small(path, MOST_BYTES))
         fault = _fault(content, subject)
     except FileNotFoundError:
         return False, f"no probe of this MPI has passed on {subject.host} ({path})"
@@ -137,19 +128,6 @@ def read_record(cache: Path | None, subject: Subject | None) -> tuple[bool, str]
     if fault:
         return False, f"{path} is ignored, it is no record of this MPI: {fault}"
     return True, f"a probe has passed on {subject.host} ({path})"
-
-
-def _read_small(path: Path) -> str:
-    """The text of a file; an OSError or ValueError if it is no ordinary file or too long for a record."""
-    # Not blocking, so that a pipe of that name holds nobody.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not an ordinary file")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"longer than {MOST_BYTES} bytes")
-    return data.decode("utf-8")
 
 
 def _fault(content: Any, subject: Subject) -> str:

@@ -26,7 +26,6 @@ from .arrays import (
 )
 from .calls import Call
 from .collectives import (
-    DIRECT_BYTES,
     Collectives,
     all_ride,
     known,
@@ -132,7 +131,7 @@ def broadcast(
         if name == "mpi":
             return None
         if call.may_share:  # and cannot
-            is_small = nbytes <= DIRECT_BYTES and size <= 8
+            is_small = nbytes <= member.tuning.direct_bytes and size <= 8
             name = "direct" if is_small else "pipelined"
         pieces = member.pieces(nbytes)
         return program_of("broadcast", size, rank, name, "ring", False, root, pieces)

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout
-from . import communicators, device_support, mpi, small
+from . import communicators, device_support, mpi, profiles, small, tuning
 from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
-from .collectives import CHUNK_BYTES, WHOLE, Collectives
+from .collectives import Collectives
+from .device_evidence import find_facts
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
@@ -44,6 +45,8 @@ class Session:
     Attributes:
         members: the ranks of the ring that this process holds.
         device_transport: how device memory travels, and why.
+        wire: one of ``tuning.WIRES``: what is between the ranks.
+        tuning: its settings, as rank 0 has found them.
         timeout: seconds for calls that state none, or None.
     """
 
@@ -80,8 +83,8 @@ class Session:
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease, check is not False)
-        meeting = _meet(first, call, device_transport)
-        hosts, self.device_transport = self.start(
+        meeting = _meet(first, call, device_transport, members)
+        self.wire, self.tuning, self.device_transport = self.start(
             "Ring", [meeting], Position(), seconds
         )
         node = _once(lambda: mpi.node_of(lease.comm, members))
@@ -93,7 +96,7 @@ class Session:
                 place,
                 message_bytes,
                 self.device_transport.transport,
-                WHOLE if hosts == 1 else CHUNK_BYTES,
+                self.tuning,
                 node,
             )
             for place in range(members)
@@ -244,20 +247,28 @@ class Session:
 
 
 def _meet(
-    member: Collectives, call: Call, device_transport: Any
-) -> Program[tuple[int, device_support.Decision]]:
-    """What the ranks tell each other when they make a ring: how many hosts, and how device memory travels."""
+    member: Collectives, call: Call, device_transport: Any, members: Any
+) -> Program[tuple[str, tuning.Tuning, device_support.Decision]]:
+    """What the ranks tell each other when they make a ring: the wire, its settings, how device memory travels.
+
+    The environment that counts is rank 0's, and so is the profile.
+    """
     asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
     said = yield from member.open(call, _host() + asked, always=True)
     hosts = len({item[:_HOST_BYTES] for item in said})
-    # The environment that counts is rank 0's.
+    wire = tuning.NODE if hosts == 1 else tuning.NETWORK
     variable = said[0][_HOST_BYTES:].decode(errors="replace")
     again = Call("Ring")
-    found = b""
+    settings, found = bytes(tuning.PACKED_BYTES), b""
     with again.local():
+        if member.transport.rank == 0:
+            library, ranks = find_facts().library.name, member.transport.size * members
+            settings = profiles.find(os.environ, library, wire, ranks).tuning.packed()
         found = device_support.encode(device_support.gather(device_transport, variable))
-    everyone = yield from member.open(again, found, always=True)
-    return hosts, device_support.agree(list(map(device_support.decode, everyone)))
+    everyone = yield from member.open(again, settings + found, always=True)
+    settings = everyone[0][: tuning.PACKED_BYTES]
+    told = [device_support.decode(item[tuning.PACKED_BYTES :]) for item in everyone]
+    return wire, tuning.unpacked(settings), device_support.agree(told)
 
 
 _HOST_BYTES = 8
@@ -276,13 +287,14 @@ def _member(
     place: int = 0,
     message_bytes: int = 1 << 30,
     device_transport: str = "staged",
-    chunk_bytes: int = CHUNK_BYTES,
+    settings: tuning.Tuning = tuning.DEFAULTS[tuning.NODE],
     node: Callable[[], tuple[int, ...]] | None = None,
 ) -> Collectives:
     transport = mpi.MPITransport(
         lease.comm, message_bytes, members, place, lease.persistent
     )
-    room = small.most_bytes(transport.size) + 1  # and what a payload begins with
+    room = small.most_bytes(settings.small_bytes, transport.size)
+    room += 1  # what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
     return Collectives(
@@ -291,9 +303,8 @@ def _member(
         mpi.TAG_STEP,
         check=check,
         library=library,
-        small_bytes=small.most_bytes(transport.size),
+        tuning=settings,
         device_transport=device_transport,
-        chunk_bytes=chunk_bytes,
         node=node,
     )
 

@@ -24,18 +24,17 @@ from .arithmetic import Array
 from .arrays import Kind
 from .arrays.host import as_dtype, plain
 
-# An array up to this may ride along, and all of them together up to that: in the last round of the exchange
-# half of them travel in one message.
-MOST_BYTES = 4 << 10
-_TOGETHER = 32 << 10
+# All arrays together may have so many bytes: in the last round of the exchange half of them travel in one message.
+# That has room for what is measured to ride on a host, and for some KiB each where the ranks are many.
+_TOGETHER = 128 << 10
 
 # In any order the same bits: nothing is rounded.
 _EXACT = frozenset(("min", "max"))
 
 
-def most_bytes(size: int) -> int:
-    """The longest array that rides along in a ring of so many ranks."""
-    return min(MOST_BYTES, _TOGETHER // size)
+def most_bytes(small_bytes: int, size: int) -> int:
+    """The longest array that rides along in a ring of so many ranks, of those that should; -1 if none does."""
+    return min(small_bytes, _TOGETHER // size) or -1
 
 
 def combine(

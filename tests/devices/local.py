@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mpiring.wire import custom, messages, rooted
 from mpiring.wire.arrays import cuda_driver
-from mpiring.wire.collectives import WHOLE
 from mpiring.wire.execute import Position
 from mpiring.wire.messages import Message
 
@@ -68,7 +67,7 @@ def run(
     seed=1,
     rendezvous=None,
     message_bytes=40,
-    chunk_bytes=WHOLE,
+    tuning=None,
 ):
     """Run a case on ``size`` ranks, each with a stream of its own; what each returned."""
     ranks = Ranks(
@@ -77,7 +76,7 @@ def run(
         rendezvous,
         message_bytes=message_bytes,
         device_transport=transport,
-        chunk_bytes=chunk_bytes,
+        tuning=tuning,
         reach=deferred.reach,
     )
     programs = [

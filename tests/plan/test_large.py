@@ -20,7 +20,9 @@ GIBIBYTE = 1 << 30
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize(
+    "algorithm", ["ring", pytest.param("direct", marks=pytest.mark.slow)]
+)
 def test_1024_ranks(algorithm, capsys):
     program = PROGRAM.format(size=1024, algorithm=algorithm)
     done = subprocess.run(

@@ -6,6 +6,8 @@ the calls go this way is told by ``algorithm="shared"``.  Real hosts: tests/netw
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -49,6 +51,12 @@ def on_hosts(ring, hosts):
     member.node = lambda: ranks[member.transport.rank]
 
 
+def in_chunks(ring, chunk_bytes):
+    """From now on a ring's segments move in chunks of so many bytes."""
+    (member,) = ring._session.members
+    member.tuning = replace(member.tuning, chunk_bytes=chunk_bytes)
+
+
 @pytest.fixture(params=LAYOUTS, ids=str)
 def ring(comm, request):
     with Ring(comm, timeout=30) as ring:
@@ -76,7 +84,7 @@ def test_promise_4_same_bits(comm, ring, dtype):
             how = {"op": op, "order": order, "algorithm": "shared"}
             total = reduced(inputs, op, order)
             for chunk_bytes in (48, 1 << 20):
-                ring._session.members[0].chunk_bytes = chunk_bytes
+                in_chunks(ring, chunk_bytes)
                 x[...] = inputs[rank]
                 found.append((ring.allreduce(x, out=y, **how).copy(), total))
                 found.append((ring.reduce_scatter(x, **how), total[mine]))
@@ -102,7 +110,7 @@ def test_many_calls_behind_each_other(comm, ring):
     for turn in range(200):
         x[...] = 8**rank * (turn + 1)
         out = x if turn % 3 else y
-        result = ring.allreduce(x, out=out)
+        result = ring.allreduce(x, out=out, algorithm="shared")
         sums.append((result.min(), result.max()))
         x[...] = y[...] = -turn
     total = int("1" * size, base=8)
@@ -118,7 +126,7 @@ def test_asynchronous_calls(comm, ring):
 
 def test_long_arrays(comm, ring):
     """In chunks as between hosts, and longer than memory that is sure to be there."""
-    ring._session.members[0].chunk_bytes = 32 << 10
+    in_chunks(ring, 32 << 10)
     inputs = [random_array("float32", 1_000_003, r, 3) for r in range(comm.size)]
     x = filled(ring, inputs[comm.rank])
     ring.allreduce(x, out=x, algorithm="shared")

@@ -1,4 +1,4 @@
-"""The executor's second form over a real MPI: everything in chunks of a few elements."""
+"""The executor's second form over a real MPI, and whatever settings may do: the bits are the same."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from ranks.reference import (
     same_bits,
     same_on_all_ranks,
 )
+from ranks.tuned import PROFILES, tuned
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
 
-@pytest.fixture(params=[8, 40])
+@pytest.fixture(params=PROFILES)
 def ring(comm, request):
-    """A ring whose chunks have so many bytes."""
-    with mpiring.Ring(comm, timeout=30, message_bytes=24) as ring:
-        for member in ring._session.members:
-            member.chunk_bytes = request.param
+    """A ring with settings far from the defaults."""
+    with tuned(PROFILES[request.param]):
+        ring = mpiring.Ring(comm, timeout=30, message_bytes=24)
+    with ring:
         yield ring
 
 
@@ -62,8 +63,8 @@ def test_case_in_chunks(ring, name):
 @pytest.mark.ranks(2, 3)
 def test_promise_6_a_hang_in_chunks_names_the_silent_rank(comm, monkeypatch):
     """A rank that fails in the middle of a pipeline is named by the others, and the ring is broken."""
-    ring = mpiring.Ring(comm, timeout=30)
-    ring._session.members[0].chunk_bytes = 64
+    with tuned({"chunk_bytes": 64}):
+        ring = mpiring.Ring(comm, timeout=30)
     x = random_array("float64", (4000,), RANK, 1)
     if RANK == 1:
         posts = itertools.count()

@@ -30,6 +30,7 @@ from ranks.reference import (
     same_bits,
     same_on_all_ranks,
 )
+from ranks.tuned import PROFILES, tuned
 
 ALGORITHMS = {"ring": ("auto", "ring", "direct"), "rank": ("auto", "direct")}
 ROUNDING = (*FLOATS, *COMPLEX)
@@ -120,11 +121,15 @@ def paths(rings: dict[str, Ring], x, forms) -> Iterator[tuple[str, Any, dict]]:
 @pytest.fixture
 def rings(comm):
     with ExitStack() as stack:
-        yield {
+        found = {
             "plain": stack.enter_context(Ring(comm)),
             "short messages": stack.enter_context(Ring(comm, message_bytes=24)),
             "unchecked": stack.enter_context(Ring(comm, check=False)),
         }
+        for name, profile in PROFILES.items():
+            with tuned(profile):
+                found[name] = stack.enter_context(Ring(comm))
+        yield found
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mpiring.wire import tuning as tunings
 from mpiring.wire.agree import PAYLOAD_BYTES, Opening
-from mpiring.wire.collectives import WHOLE, Collectives
+from mpiring.wire.collectives import Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
@@ -14,6 +17,7 @@ from wire.interleaving import chooser
 class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
 
+    ``tuning`` has the settings that are not the defaults; nothing rides in the opening exchange unless it says so.
     ``node(rank)`` are the ranks that the MPI would say share memory with that one.
     """
 
@@ -24,22 +28,24 @@ class Ranks:
         rendezvous=True,
         message_bytes=1 << 30,
         device_transport="staged",
-        chunk_bytes=WHOLE,
-        small_bytes=-1,
+        tuning=None,
         node=None,
         **more,
     ):
+        settings = replace(
+            tunings.DEFAULTS[tunings.NODE], **{"small_bytes": 0, **(tuning or {})}
+        )
+        room = max(PAYLOAD_BYTES, settings.small_bytes + 1)
         choose = first if seed is None else chooser(seed)
         self.size = size
         self.network = LocalNetwork(size, choose, rendezvous, message_bytes, **more)
         self.collectives = [
             Collectives(
                 transport,
-                Opening(transport, 1, max(PAYLOAD_BYTES, small_bytes + 1)),
+                Opening(transport, 1, room),
                 2,
-                small_bytes=small_bytes,
+                tuning=settings,
                 device_transport=device_transport,
-                chunk_bytes=chunk_bytes,
                 node=node and (lambda rank=rank: node(rank)),
             )
             for rank, transport in enumerate(self.network.transports)

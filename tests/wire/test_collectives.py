@@ -16,8 +16,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire.collectives import DIRECT_BYTES
 from mpiring.wire.execute import Position
+from mpiring.wire.tuning import DEFAULTS, NODE
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -183,7 +183,7 @@ def test_bits_of_reduce_scatter(case, seed, rendezvous):
 def test_auto_takes_another_path_for_large_arrays_and_the_same_bits(
     dtype, order, above
 ):
-    limit = DIRECT_BYTES // np.dtype(dtype).itemsize
+    limit = DEFAULTS[NODE].direct_bytes // np.dtype(dtype).itemsize
     for count, path in ((limit, "direct"), (limit + 1, above)):
         xs = [reference.varied(dtype, count, rank) for rank in range(3)]
         want = reference.reduced_flat("sum", xs, order)

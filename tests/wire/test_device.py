@@ -43,7 +43,7 @@ def test_case_on_the_device(monkeypatch, case, size, transport):
 def test_case_on_the_device_in_chunks(monkeypatch, case, size, transport):
     """The executor's second form, with chunks as long as two elements or a quarter of a message."""
     cupy = local.install(monkeypatch, choose=seeded(size))
-    local.run(case, size, cupy, transport, size, None, chunk_bytes=10)
+    local.run(case, size, cupy, transport, size, None, tuning={"chunk_bytes": 10})
 
 
 @pytest.mark.parametrize("case, size", RUNS)

@@ -20,6 +20,7 @@ from mpiring.plan.hierarchy import hosts_allreduce
 from mpiring.wire import collectives, fused, hierarchy
 from mpiring.wire.arrays.mapped import Place
 from mpiring.wire.execute import Position
+from mpiring.wire.tuning import WHOLE
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -34,10 +35,11 @@ layouts = st.lists(st.integers(1, 4), min_size=2, max_size=4).filter(
 orders = st.sampled_from(["ring", "rank"])
 
 
-def spread(hosts, *rest, **more):
+def spread(hosts, *rest, chunk_bytes=WHOLE, **more):
     """Ranks on hosts of so many each."""
     nodes = [host for host, count in enumerate(hosts) for _ in range(count)]
-    return Node(len(nodes), *rest, nodes=nodes, **more)
+    tuning = {"chunk_bytes": chunk_bytes, "window": 3}
+    return Node(len(nodes), *rest, nodes=nodes, tuning=tuning, **more)
 
 
 # ---- numbers --------------------------------------------------------------------------------------

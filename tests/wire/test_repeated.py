@@ -31,7 +31,7 @@ class Rings(Ranks):
     """Ranks with what they remember."""
 
     def __init__(self, size, **more):
-        super().__init__(size, small_bytes=LIMIT, **more)
+        super().__init__(size, tuning={"small_bytes": LIMIT}, **more)
         self.repeated = [Repeated(member) for member in self.collectives]
 
     def allreduce(self, arguments, is_ordinary=lambda rank: False):

@@ -5,6 +5,7 @@ Every reduction is compared with a plain loop in promise 4's order, bit for bit.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,25 +28,18 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.segments import Segments
-from mpiring.wire import collectives, custom, rooted
+from mpiring.wire import custom, rooted
 from mpiring.wire.execute import Position
 
 from plan.written import CASES, written
 from wire import reference
 from wire.interleaving import protocols, seeds
-from wire.ranks import Ranks
+from wire.ranks import Ranks as UsualRanks
 from wire.reference import combined, dtype_of, finished, same_bits, varied
 
 SIZES = [1, 2, 3, 4, 5, 8]
-CHUNK = 32  # bytes, so that a pipeline of some segments needs few elements
-
-
-@pytest.fixture(autouse=True, scope="module")
-def short_chunks():
-    with pytest.MonkeyPatch.context() as patch:
-        for where in ("CHUNK_BYTES", "NODE_CHUNK_BYTES"):
-            patch.setattr(collectives, where, CHUNK)
-        yield
+# Pieces of so few bytes that a pipeline of some of them needs few elements.
+Ranks = partial(UsualRanks, tuning={"piece_bytes": 32})
 
 
 def broadcast(ranks, xs, root=0, algorithm="auto"):

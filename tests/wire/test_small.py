@@ -52,19 +52,21 @@ def test_the_bits_of_the_prescribed_order(op, dtype):
 
 
 def test_the_limit_shrinks_with_the_ranks():
-    assert [small.most_bytes(n) for n in (1, 2, 8, 64, 1 << 20)] == [
+    assert [small.most_bytes(4096, n) for n in (1, 2, 32, 256, 1 << 20)] == [
         4096,
         4096,
         4096,
         512,
-        0,
+        -1,
     ]
+    assert [small.most_bytes(0, n) for n in (1, 64)] == [-1, -1]
+    assert [small.most_bytes(100, n) for n in (1, 64, 2048)] == [100, 100, 64]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_no_message_besides_the_opening_exchange(size):
     def messages(count, collective, small_bytes=80):
-        ranks = Ranks(size, small_bytes=small_bytes)
+        ranks = Ranks(size, tuning={"small_bytes": small_bytes})
         x = np.arange(float(count))
 
         def program(rank, member):
@@ -97,7 +99,7 @@ def test_no_message_besides_the_opening_exchange(size):
 def test_a_rank_that_cannot_bring_its_bytes(monkeypatch, size):
     """A device array on one rank: all take the ordinary path, after the same exchange."""
     cupy = local.install(monkeypatch)
-    ranks = Ranks(size, seed=3, small_bytes=80, reach=deferred.reach)
+    ranks = Ranks(size, seed=3, tuning={"small_bytes": 80}, reach=deferred.reach)
 
     def program(rank, member):
         x = np.full(10, 8.0**rank)
@@ -126,7 +128,7 @@ def test_a_rank_that_cannot_bring_its_bytes(monkeypatch, size):
 
 
 def test_what_differs_is_an_error_here_too():
-    ranks = Ranks(3, small_bytes=80)
+    ranks = Ranks(3, tuning={"small_bytes": 80})
     results = ranks.call("allreduce", lambda r: (np.ones(3 + (r == 2)),))
     assert {str(e) for e in results} == {
         "allreduce: rank 2 passed array float64[4], rank 0 passed array float64[3]; pass the same on every rank"

@@ -10,11 +10,10 @@ The job's ranks are all this command: what is wrong with its command line is sai
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpiring.cli import USAGE, UsageError, leave_together, one_voice
+from mpiring.cli import USAGE, UsageError, find_job, leave_together, one_voice
 from mpiring.cli.quantities import argument, as_bytes, as_seconds
 from mpiring.plan import COLLECTIVES
 from mpiring.wire.arithmetic import OPS
@@ -103,21 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure what the command line asks for."""
     with one_voice("bench"):
         settings = ask(args)
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise UsageError(
-            f"no MPI can be loaded ({told}); `mpiring doctor` tells more"
-        ) from error
-    comm = MPI.COMM_WORLD
-    if comm.size == 1:
-        program = sys.argv[0] if Path(sys.argv[0]).name == "mpiring" else "mpiring"
-        words = " ".join([program, *sys.argv[1:]])
-        raise UsageError(
-            f"this is one rank, and a collective needs more: mpirun -n 4 {words} "
-            "(if you did that, mpirun and the MPI do not fit: `mpiring doctor` tells)"
-        )
+    comm = find_job()
     from .run import bench
 
     try:

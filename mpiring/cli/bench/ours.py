@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpiring.cli import UsageError
 
-from .settings import REDUCING, Settings
+from .settings import REDUCING
 from .task import ROOT, Buffers, Call, Task
 
 if TYPE_CHECKING:
@@ -36,14 +36,16 @@ def buffers(ring: Ring, task: Task, memory: str) -> Buffers:
     return Buffers(task, *new)
 
 
-def prepare(ring: Ring, settings: Settings) -> Callable[[Buffers, bool], Call]:
+def prepare(
+    ring: Ring, algorithm: str, order: str = "ring"
+) -> Callable[[Buffers, bool], Call]:
     """What makes the call to be timed from buffers, in place or not."""
 
     def prepared(buffers: Buffers, in_place: bool) -> Call:
         task = buffers.task
-        options: dict[str, Any] = {"algorithm": settings.algorithm}
+        options: dict[str, Any] = {"algorithm": algorithm}
         if task.collective in REDUCING:
-            options |= {"op": task.op, "order": settings.order}
+            options |= {"op": task.op, "order": order}
         source = buffers.source(in_place)
         if task.collective == "broadcast":
             given = source if in_place or task.is_root else None

@@ -124,6 +124,8 @@ def page(found: Mapping[str, Any]) -> list[str]:
         f"{found['mpi']}; {packages}",
         f"{found['date']}, load {found['load_at_start'][0]:.1f} at the start",
     ]
+    if "profile" in found:
+        lines.append(f"by a profile of mpiring tune: {found['profile']}")
     if found["ranks"] > host["cores"] * found["hosts"]:
         lines.append(
             "more ranks than cores: they take turns, and times say more about that than about anything else"

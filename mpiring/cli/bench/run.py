@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import mpiring
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.quantities import size_text
+from mpiring.cli.tune.words import settings_text
 from mpiring.wire.loaded import find_library
+from mpiring.wire.tuning import DEFAULTS
 
 from . import forced, gloo, ours, record, table
 from .inputs import Numbers, as_dtype
@@ -46,11 +48,14 @@ def bench(comm: MPI.Intracomm, settings: Settings) -> int:
     starts = {"gloo": gloo.start, "ring": forced.start}
     family = find_library().family
     peers, left_out = find_peers(settings.peers, comm, family, starts)
+    total = len(settings.kinds) * len(settings.sizes)
     try:
         with (
             mpiring.Ring(comm) as ring,
-            progress(is_first, settings) as (say, advance),
+            progress(is_first, total, "size") as (say, advance),
         ):
+            if ring.tuning != DEFAULTS[ring.wire]:
+                about["profile"] = settings_text(ring.tuning)
             if is_first:
                 _open(say, about, left_out)
             run = Run(comm, ring, settings, peers, say if is_first else _silent)
@@ -105,7 +110,7 @@ class Run:
         self.slices: list[dict[str, Any]] = []
         self.ratios: list[dict[str, Any]] = []
 
-    def everything(self, advance: Callable[[], object]) -> list[Row]:
+    def everything(self, advance: Callable[[int], object]) -> list[Row]:
         """All rows."""
         rows: list[Row] = []
         for collective, dtype, op in self.settings.kinds:
@@ -119,7 +124,7 @@ class Run:
                 task = self._task(collective, dtype, op, nbytes, numbers)
                 tasks.append(self._measured(task))
                 self.say(table.line(*table.ours(tasks[-1]), self.comm.size))
-                advance()
+                advance(1)
             self.say("#")
             for text in table.beside(tasks):
                 self.say(text)
@@ -150,13 +155,15 @@ class Run:
         task = self._task(collective, dtype, op, least, numbers)
         buffers = ours.buffers(self.ring, task, self.settings.memory)
         buffers.ready(False)
-        alike(ours.prepare(self.ring, self.settings)(buffers, False))
+        settings = self.settings
+        prepare = ours.prepare(self.ring, settings.algorithm, settings.order)
+        alike(prepare(buffers, False))
 
     def _measured(self, task: Task) -> list[Row]:
         settings = self.settings
         mine = ours.buffers(self.ring, task, settings.memory)
         theirs = Buffers.ordinary(task) if settings.memory == "shared" else mine
-        prepare = ours.prepare(self.ring, settings)
+        prepare = ours.prepare(self.ring, settings.algorithm, settings.order)
         cases = cases_of(task, prepare, mine, self.peers, theirs)
         rows = measure(self.clock, cases, settings.rounds, settings.seconds)
         for (who, in_place), ratio in ratios(rows).items():
@@ -224,20 +231,25 @@ def _silent(text: str) -> None:
 
 @contextmanager
 def progress(
-    is_first: bool, settings: Settings
-) -> Iterator[tuple[Say, Callable[[], object]]]:
-    """How to print a line, and what to call after each size: with tqdm and a terminal, a bar stays below the lines."""
+    is_first: bool, total: int, unit: str
+) -> Iterator[tuple[Say, Callable[[int], object]]]:
+    """How to print a line, and what to call after steps: with tqdm and a terminal, a bar stays below the lines.
+
+    Args:
+        is_first: whether this rank is the one that speaks.
+        total: number of steps.
+        unit: what a step is called.
+    """
     bar: Any = None
     if is_first and sys.stderr.isatty():
         try:
             from tqdm import tqdm
 
-            total = len(settings.kinds) * len(settings.sizes)
-            bar = tqdm(total=total, unit="size", leave=False)
+            bar = tqdm(total=total, unit=unit, leave=False)
         except ImportError:
             pass
     with bar if bar is not None else nullcontext():
         if bar is None:
-            yield lambda text: print(text, flush=True), lambda: None
+            yield lambda text: print(text, flush=True), lambda steps: None
         else:
             yield lambda text: bar.write(text, file=sys.stdout), bar.update

@@ -2,7 +2,7 @@
 
 Alone it looks at the environment; under ``mpirun`` the ranks look together and rank 0 reports.
 The parts: ``probe`` starts MPI where it can do no harm; ``library``, ``launch``, ``machine``,
-``devices`` and ``packages`` hold what there is to find and how it is judged; ``finding`` is the
+``devices``, ``profile`` and ``packages`` hold what there is to find and how it is judged; ``finding`` is the
 form of the report.
 """
 
@@ -25,7 +25,7 @@ from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
 from mpiring.wire.loaded import Library
 
-from . import device_probe, devices, launch, library, machine, packages
+from . import device_probe, devices, launch, library, machine, packages, profile
 from .child import LEVELS, RankFacts
 from .finding import PROBLEM, Finding, as_text
 from .probe import Probe, start_probe
@@ -191,6 +191,10 @@ def diagnose(
     if hasattr(os, "geteuid"):
         findings.append(machine.judge_root(os.geteuid(), environment, family))
     findings += examine_devices(probe, environment)
+    if loaded is not None:
+        hosts, ranks = len(set(hosts_of(probe.ranks).values())), probe.size or 1
+        found = profile.judge_profile(environment, loaded.name, hosts, ranks)
+        findings.append(found)
     findings.append(packages.judge_optional(packages.find_packages()))
     findings.append(launch.judge_messages(probe.output))
     return [finding for finding in findings if finding is not None]

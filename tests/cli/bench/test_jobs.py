@@ -66,6 +66,7 @@ def test_everything_at_once_on_three_ranks(tmp_path):
     assert told.count("# allreduce float32 sum") == 1  # one rank speaks
 
 
+@pytest.mark.slow
 def test_halves_averages_and_slices_on_two_ranks(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "figures.png"
@@ -103,6 +104,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_open_mpis_ring_is_forced_on_one_communicator_alone():
     told = set(launch(4, ["-c", RINGS]).check().stdout.splitlines())
     if find_mpi().name != "openmpi":
@@ -163,6 +165,7 @@ def test_shared_memory_is_the_rings(tmp_path):
     assert all(row["wrong"] in (0, None) for row in found["rows"])
 
 
+@pytest.mark.slow
 def test_without_such_memory_it_says_so(tmp_path):
     words = [*PROGRAM, "allreduce", *TINY, "--memory", "shared", "--peers", "none"]
     code = f"{NO_MEMORY}\nimport sys; from mpiring.cli import main; sys.exit(main({words[2:]!r}))"
@@ -192,6 +195,7 @@ def test_without_torch_gloo_is_left_out_with_the_reason(tmp_path):
     assert "# not measured: gloo: torch is not installed" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, complaint",
     [

@@ -86,6 +86,7 @@ def test_a_crash_is_no_pass(probe, tmp_path):
     assert records(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_hang_is_ended_and_no_pass(probe, tmp_path):
     finding = probe("hang", timeout=5.0)
     assert finding.status == "problem"

@@ -59,6 +59,7 @@ def healthy(size=3):
 
 def diagnose(probe, environment=None, versions=None):
     environment = {**ROOT, **(MPIRUN if environment is None else environment)}
+    environment = {"MPIRING_PROFILE": "none", **environment}
     launcher = launch.find_launcher(environment)
     findings = doctor.diagnose(probe, launcher, versions or VERSIONS, environment)
     return {finding.name: finding for finding in findings}
@@ -94,6 +95,7 @@ def test_a_healthy_job():
         "GPU",
         "CUDA-aware MPI",
         "device transport",
+        "profile",
         "optional",
     ]
 
