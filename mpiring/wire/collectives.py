@@ -25,15 +25,17 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, fused, small
+from . import arithmetic, fused, peers, small
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
-from .calls import Call, difference, facts_of, with_facts
+from .arrays.mapped import Place
+from .calls import Call, at_address, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, flat_input, operand, output
+from .peer_memory import PeerMemory
 from .pipeline import execute_in_chunks
 from .shared import place_of
 from .transport import Program, Transport
@@ -51,6 +53,9 @@ _MOST_CHUNKS = 1024
 
 # Steps of chunks that are on their way in a channel: one moves, one waits for it, and one is just combined.
 WINDOW = 3
+
+# From this on ordinary arrays of one node go by the peers' memory.
+PEER_BYTES = 64 << 10
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -72,6 +77,7 @@ class Collectives:
         chunk_bytes: longer segments move in chunks of so many bytes, the same on every rank.
         node: gives the ranks that may share memory with this one, itself among them: collective the first time.
             None: there are none.
+        peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
     """
 
     def __init__(
@@ -86,8 +92,10 @@ class Collectives:
         device_transport: str = "staged",
         chunk_bytes: int = WHOLE,
         node: Callable[[], tuple[int, ...]] | None = None,
+        peer_memory: PeerMemory | None = None,
     ) -> None:
         self.transport = transport
+        self.peer_memory = peer_memory or PeerMemory("not asked for")
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
@@ -120,7 +128,9 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat, target.flat)
-                memory = None if any(call.places) else in_messages()
+                self.offer(call, source.kind, flat, target.flat)
+                rooms = self.rooms(call, source.kind)
+                memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -133,15 +143,20 @@ class Collectives:
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
                 return target.done()
             memory = in_messages()
-        xs, outs = call.places_of_all(self.transport.size)
+        rank, size = self.transport.rank, self.transport.size
+        xs, outs = call.places_of_all(size)
         if self.is_shared(call, flat.size, xs, outs):
             position.phase = "node-shared allreduce"
             all_x = fused.reach(xs, flat.size, source.dtype)
             all_out = (
                 all_x if outs == xs else fused.reach(outs, flat.size, source.dtype)
             )
-            rank, kind = self.transport.rank, source.kind
-            fused.allreduce(rank, kind, op, order, all_x, all_out)
+            fused.allreduce(rank, source.kind, op, order, all_x, all_out)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif places := (yield from self.reached(call, *call.addresses_of_all(size))):
+            position.phase = "allreduce in the peers' memory"
+            how = self.peer_memory, rank, source.kind, op, order, rooms
+            peers.allreduce(*how, flat, target.flat, *places)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif path is None:
             assert self.library is not None
@@ -181,7 +196,9 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat)
-                memory = None if any(call.places) else in_messages()
+                self.offer(call, source.kind, flat)
+                rooms = self.rooms(call, source.kind)
+                memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
@@ -202,11 +219,17 @@ class Collectives:
                 )
                 return target.done()
             memory = in_messages()
-        xs, _ = call.places_of_all(self.transport.size)
+        size = self.transport.size
+        xs, _ = call.places_of_all(size)
         if self.is_shared(call, flat.size, xs):
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
             fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif places := (yield from self.reached(call, call.addresses_of_all(size)[0])):
+            position.phase = "reduce_scatter in the peers' memory"
+            how = self.peer_memory, home, source.kind, op, order, rooms
+            peers.reduce_scatter(*how, flat, target.flat, *places)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif path is None:
             assert self.library is not None
@@ -243,13 +266,13 @@ class Collectives:
         Args:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
-            always: exchange even in a ring that does not check.  One whose memory is shared does so.
+            always: exchange even in a ring that does not check.  One that hopes to send no data does so.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         call.someone_stages = call.stages
-        if not (self._check or always or any(call.places)):
+        if not (self._check or always or call.hopes):
             if call.failure is not None:
                 raise call.take_failure()
             return []
@@ -264,10 +287,13 @@ class Collectives:
         if summary.other is not None:
             raise difference(summary)
         if any(payloads):
-            stages, places, payloads = map(list, zip(*map(facts_of, payloads)))
+            facts = zip(*map(facts_of, payloads))
+            stages, places, addresses, payloads = map(list, facts)
             call.someone_stages = any(stages)
             if any(map(any, places)):
                 call.all_places = places
+            if any(map(any, addresses)):
+                call.all_addresses = addresses
         return payloads
 
     def settle(
@@ -303,6 +329,48 @@ class Collectives:
             raise ValueError(fused.why_not(call.name, arrays))
         return False
 
+    def offer(
+        self,
+        call: Call,
+        kind: Kind,
+        x: Array,
+        out: Array | None = None,
+        at_least: int = PEER_BYTES,
+    ) -> None:
+        """Tell the peers where they may read the flat input, and write the output, if they are to reach for them.
+
+        Args:
+            call: takes note.
+            kind: of the arrays.
+            x, out: this rank's; None for an output that nobody else touches.
+            at_least: bytes of ``x``; below there are no addresses.
+        """
+        if not kind.is_device and x.nbytes >= at_least and self.may_reach(call):
+            there = None if out is None else at_address(kind.pointer(out))
+            call.addresses = at_address(kind.pointer(x)), there
+
+    def rooms(self, call: Call, kind: Kind) -> list[Array]:
+        """Scratch for what this rank reads of its peers, where it has made an offer."""
+        size = self.transport.size if any(call.addresses) else 0
+        return self.scratch.take(kind, [peers.block_bytes(size)] * size) if size else []
+
+    def may_reach(self, call: Call) -> bool:
+        """Whether this rank and its peers may reach into each other's memory."""
+        return not (self.peer_memory.why_not or call.must_share) and call.may_share
+
+    def reached(self, call: Call, *arrays: fused.Places) -> Program[list[list[Place]]]:
+        """The addresses that the ranks gave, if data goes by the peers' memory, else none: the same on every rank.
+
+        Args:
+            call: which has been opened.
+            arrays: for each input or output that the others touch, the ranks' addresses.
+        """
+        given = [[place for place in places if place] for places in arrays]
+        if [*map(len, given)] != [*map(len, arrays)]:
+            return []
+        is_there = yield from self.peer_memory.is_there(self)
+        return given if is_there else []
+
     def sure(
         self,
         call: Call,
@@ -312,7 +380,7 @@ class Collectives:
         position: Position,
     ) -> Program[Memory | InChunks]:
         """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
-        if call.all_places:
+        if call.all_places or call.all_addresses:
             with call.local():
                 memory = make() if memory is None else memory
             yield from self.settle(call, flat.nbytes, position)

@@ -27,6 +27,7 @@ from .collectives import CHUNK_BYTES, WHOLE, Collectives
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .peer_memory import PeerMemory, is_wanted
 from .shared import Backing, empty
 from .transport import Program, together
 
@@ -80,7 +81,7 @@ class Session:
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease.comm, check is not False)
         meeting = _meet(first, call, device_transport)
-        hosts, self.device_transport = self.start(
+        hosts, wants_peers, self.device_transport = self.start(
             "Ring", [meeting], Position(), seconds
         )
         node = _once(lambda: mpi.node_of(lease.comm, members))
@@ -94,6 +95,7 @@ class Session:
                 self.device_transport.transport,
                 WHOLE if hosts == 1 else CHUNK_BYTES,
                 node,
+                PeerMemory() if hosts == 1 and wants_peers else None,
             )
             for place in range(members)
         ]
@@ -236,19 +238,26 @@ class Session:
 
 def _meet(
     member: Collectives, call: Call, device_transport: Any
-) -> Program[tuple[int, device_support.Decision]]:
-    """What the ranks tell each other when they make a ring: how many hosts, and how device memory travels."""
+) -> Program[tuple[int, bool, device_support.Decision]]:
+    """What the ranks tell each other when they make a ring.
+
+    Returns:
+        how many hosts there are, whether peers' memory is wanted, and how device memory travels.
+    """
     asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
-    said = yield from member.open(call, _host() + asked, always=True)
+    wanted = bytes([is_wanted(os.environ)])
+    said = yield from member.open(call, _host() + wanted + asked, always=True)
     hosts = len({item[:_HOST_BYTES] for item in said})
     # The environment that counts is rank 0's.
-    variable = said[0][_HOST_BYTES:].decode(errors="replace")
+    wants_peers = bool(said[0][_HOST_BYTES])
+    variable = said[0][_HOST_BYTES + 1 :].decode(errors="replace")
     again = Call("Ring")
     found = b""
     with again.local():
         found = device_support.encode(device_support.gather(device_transport, variable))
     everyone = yield from member.open(again, found, always=True)
-    return hosts, device_support.agree(list(map(device_support.decode, everyone)))
+    decision = device_support.agree(list(map(device_support.decode, everyone)))
+    return hosts, wants_peers, decision
 
 
 _HOST_BYTES = 8
@@ -269,6 +278,7 @@ def _member(
     device_transport: str = "staged",
     chunk_bytes: int = CHUNK_BYTES,
     node: Callable[[], tuple[int, ...]] | None = None,
+    peer_memory: PeerMemory | None = None,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
     room = small.most_bytes(transport.size) + 1  # and what a payload begins with
@@ -284,6 +294,7 @@ def _member(
         device_transport=device_transport,
         chunk_bytes=chunk_bytes,
         node=node,
+        peer_memory=peer_memory if transport.size > 1 else None,
     )
 
 
