@@ -33,7 +33,7 @@ from .arrays.mapped import Place
 from .calls import Call, at_address, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
-from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
+from .memory import Cut, InChunks, Memory, Places, Rooms, Scratch, in_chunks
 from .operands import Operand, flat_input, operand, output
 from .peer_memory import PeerMemory
 from .pipeline import execute_in_chunks
@@ -78,6 +78,7 @@ class Collectives:
         node: gives the ranks that may share memory with this one, itself among them: collective the first time.
             None: there are none.
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
+        peer_bytes: arrays of so many bytes, and longer ones, go that way, the same on every rank.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class Collectives:
         chunk_bytes: int = WHOLE,
         node: Callable[[], tuple[int, ...]] | None = None,
         peer_memory: PeerMemory | None = None,
+        peer_bytes: int = PEER_BYTES,
     ) -> None:
         self.transport = transport
+        self.peer_bytes = peer_bytes
         self.peer_memory = peer_memory or PeerMemory("not asked for")
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
@@ -128,8 +131,9 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat, target.flat)
-                self.offer(call, source.kind, flat, target.flat)
-                rooms = self.rooms(call, source.kind)
+                if flat.nbytes >= self.peer_bytes:
+                    self.offer(call, source.kind, flat, target.flat)
+                rooms = self.rooms(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
@@ -155,6 +159,7 @@ class Collectives:
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif places := (yield from self.reached(call, *call.addresses_of_all(size))):
             position.phase = "allreduce in the peers' memory"
+            assert rooms is not None
             how = self.peer_memory, rank, source.kind, op, order, rooms
             peers.allreduce(*how, flat, target.flat, *places)
             yield from fused.closing_exchange(self.transport, self.tag, position)
@@ -196,8 +201,9 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat)
-                self.offer(call, source.kind, flat)
-                rooms = self.rooms(call, source.kind)
+                if flat.nbytes >= self.peer_bytes:
+                    self.offer(call, source.kind, flat)
+                rooms = self.rooms(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -228,6 +234,7 @@ class Collectives:
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif places := (yield from self.reached(call, call.addresses_of_all(size)[0])):
             position.phase = "reduce_scatter in the peers' memory"
+            assert rooms is not None
             how = self.peer_memory, home, source.kind, op, order, rooms
             peers.reduce_scatter(*how, flat, target.flat, *places)
             yield from fused.closing_exchange(self.transport, self.tag, position)
@@ -329,30 +336,24 @@ class Collectives:
             raise ValueError(fused.why_not(call.name, arrays))
         return False
 
-    def offer(
-        self,
-        call: Call,
-        kind: Kind,
-        x: Array,
-        out: Array | None = None,
-        at_least: int = PEER_BYTES,
-    ) -> None:
+    def offer(self, call: Call, kind: Kind, x: Array, out: Array | None = None) -> None:
         """Tell the peers where they may read the flat input, and write the output, if they are to reach for them.
 
         Args:
             call: takes note.
             kind: of the arrays.
             x, out: this rank's; None for an output that nobody else touches.
-            at_least: bytes of ``x``; below there are no addresses.
         """
-        if not kind.is_device and x.nbytes >= at_least and self.may_reach(call):
+        if not kind.is_device and self.may_reach(call):
             there = None if out is None else at_address(kind.pointer(out))
             call.addresses = at_address(kind.pointer(x)), there
 
-    def rooms(self, call: Call, kind: Kind) -> list[Array]:
-        """Scratch for what this rank reads of its peers, where it has made an offer."""
-        size = self.transport.size if any(call.addresses) else 0
-        return self.scratch.take(kind, [peers.block_bytes(size)] * size) if size else []
+    def rooms(self, call: Call, kind: Kind, x: Array) -> Rooms | None:
+        """Scratch for what this rank reads of its peers; none if it has offered them nothing."""
+        if not any(call.addresses):
+            return None
+        size = self.transport.size
+        return self.scratch.rooms(kind, size, peers.block_bytes(size), x.dtype)
 
     def may_reach(self, call: Call) -> bool:
         """Whether this rank and its peers may reach into each other's memory."""

@@ -18,7 +18,6 @@ from .arithmetic import Array
 from .arrays.mapped import Place
 from .calls import Call
 from .collectives import (
-    PEER_BYTES,
     Collectives,
     known,
     names_of,
@@ -72,7 +71,7 @@ def allgather(
                 share(call, source.kind, source.array, wanted)
             if source.kind.is_flat(wanted) and source.kind.overlaps(flat, wanted):
                 written = wanted
-        member.offer(call, source.kind, flat, written, at_least=0)
+        member.offer(call, source.kind, flat, written)
         length = source.array.shape[0] if source.array.ndim else 1
         payload = struct.pack("<qq", length, given)
     # Even unchecked, the lengths must be known.
@@ -96,7 +95,7 @@ def allgather(
     offered, written_there = call.addresses_of_all(size)
     readable = fused.unless_written(offered, written_there, starts)
     places: list[list[Place]] = []
-    if not is_shared and total * width * itemsize >= PEER_BYTES:
+    if not is_shared and total * width * itemsize >= member.peer_bytes:
         places = yield from member.reached(call, readable)
     with call.local():
         target = output(source, out, (total, *trailing))

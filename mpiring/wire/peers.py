@@ -26,12 +26,15 @@ to it: ``out=`` memory that is used again is faster than a new result for each c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from ..plan.schedules import combination
-from ..plan.segments import Segment, Segments
+from ..plan.segments import Segments
 from .arithmetic import Array
 from .arrays import Kind
 from .arrays.mapped import Place
+from .memory import Rooms
 from .peer_memory import PeerMemory
 
 # Scratch of a rank, shared out among blocks of each rank's array; what is measured is in docs/performance.md.
@@ -52,7 +55,7 @@ def allreduce(
     kind: Kind,
     op: str,
     order: str,
-    rooms: list[Array],
+    rooms: Rooms,
     x: Array,
     out: Array,
     xs: Addresses,
@@ -64,21 +67,19 @@ def allreduce(
         memory: of the ranks.
         rank: this one.
         kind, op, order: of the reduction.
-        rooms: scratch, a block of bytes for each rank.
+        rooms: scratch, a block for each rank.
         x, out: this rank's flat arrays.
         xs, outs: where all ranks have them.
     """
     size = len(xs)
-    mine = Segments(x.size, size)[rank]
-    *turn, _ = combination("ring", rank, size)
-    itemsize, ranks = x.itemsize, tuple(combination(order, rank, size))
-    for piece, operands in _blocks(memory, rank, kind, rooms, x, xs, mine, ranks):
-        part = out[piece.slice]
-        kind.fold_to_all(op, size, operands, [part])
-        start, nbytes = piece.start * itemsize, piece.length * itemsize
-        here = kind.pointer(part)
-        for other in turn:
-            memory.write(other, outs[other].offset + start, here, nbytes)
+    others = _others(rank, size)
+    ranks = _ranks(order, rank, size)
+    base = kind.pointer(out)
+    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
+        kind.fold_to_all(op, size, operands, [out[block.here]])
+        for other in others:
+            there = outs[other].offset + block.start
+            memory.write(other, there, base + block.start, block.nbytes)
 
 
 def reduce_scatter(
@@ -87,17 +88,16 @@ def reduce_scatter(
     kind: Kind,
     op: str,
     order: str,
-    rooms: list[Array],
+    rooms: Rooms,
     x: Array,
     out: Array,
     xs: Addresses,
 ) -> None:
     """Combine this rank's segment of all inputs into its ``out``; arguments as for :func:`allreduce`."""
     size = len(xs)
-    mine = Segments(x.size, size)[rank]
-    ranks = tuple(combination(order, rank, size))
-    for piece, operands in _blocks(memory, rank, kind, rooms, x, xs, mine, ranks):
-        kind.fold_to_all(op, size, operands, [out[piece.within(mine)]])
+    ranks = _ranks(order, rank, size)
+    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
+        kind.fold_to_all(op, size, operands, [out[block.within]])
 
 
 def reduce(
@@ -106,7 +106,7 @@ def reduce(
     kind: Kind,
     op: str,
     order: str,
-    rooms: list[Array],
+    rooms: Rooms,
     x: Array,
     out: Array | None,
     xs: Addresses,
@@ -122,16 +122,13 @@ def reduce(
         of_root: where it has its output.
     """
     size = len(xs)
-    mine = Segments(x.size, size)[rank]
-    itemsize, ranks = x.itemsize, tuple(combination(order, root, size))
-    own = kind.typed(rooms[rank], x.dtype, len(rooms[rank]) // itemsize)
-    here = kind.pointer(own)
-    for piece, operands in _blocks(memory, rank, kind, rooms, x, xs, mine, ranks):
-        part = own[: piece.length] if out is None else out[piece.slice]
+    ranks = _ranks(order, root, size)
+    own, at = rooms.arrays[rank], rooms.addresses[rank]
+    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
+        part = own[: block.length] if out is None else out[block.here]
         kind.fold_to_all(op, size, operands, [part])
         if out is None:
-            start, nbytes = piece.start * itemsize, piece.length * itemsize
-            memory.write(root, of_root.offset + start, here, nbytes)
+            memory.write(root, of_root.offset + block.start, at, block.nbytes)
 
 
 def allgather(
@@ -143,8 +140,7 @@ def allgather(
     xs: Addresses,
 ) -> None:
     """Read the others' arrays into their segments of ``out``; this rank's is there."""
-    *others, _ = combination("ring", rank, len(xs))  # each begins with another one
-    for other in others:
+    for other in _others(rank, len(xs)):
         piece = out[segments[other].slice]
         memory.read(other, xs[other].offset, kind.pointer(piece), piece.nbytes)
 
@@ -156,30 +152,73 @@ def broadcast(
     memory.read(root, of_root.offset, kind.pointer(out), out.nbytes)
 
 
+class _Block(NamedTuple):
+    """A piece of a rank's segment.
+
+    Attributes:
+        here, within: where it is in the whole array, and in the segment.
+        length: in elements.
+        start, nbytes: in bytes, in the whole array.
+    """
+
+    here: slice
+    within: slice
+    length: int
+    start: int
+    nbytes: int
+
+
 def _blocks(
     memory: PeerMemory,
     rank: int,
-    kind: Kind,
-    rooms: list[Array],
+    rooms: Rooms,
     x: Array,
     xs: Addresses,
-    segment: Segment,
-    ranks: tuple[int, ...],
-) -> Iterator[tuple[Segment, list[Array]]]:
-    """The blocks of a segment: where each is, and there the ranks' inputs, in the order ``ranks``."""
-    itemsize, dtype = x.itemsize, x.dtype
-    length = len(rooms[0]) // itemsize
-    blocks = [kind.typed(room, dtype, length) for room in rooms]
-    addresses = list(map(kind.pointer, blocks))
-    for piece in segment.pieces(length):
-        start, nbytes = piece.start * itemsize, piece.length * itemsize
-        if piece.length < length:
-            blocks = [block[: piece.length] for block in blocks]
+    ranks: Sequence[int],
+) -> Iterator[tuple[_Block, list[Array]]]:
+    """The blocks of this rank's segment, each with the inputs of all ranks there, in the order ``ranks``."""
+    arrays, addresses = rooms.arrays, rooms.addresses
+    starts = [place.offset for place in xs]
+    for block in _cut(x.size, len(xs), rank, rooms.length, x.itemsize):
+        if block.length < rooms.length:
+            arrays = [array[: block.length] for array in arrays]
         operands = []
         for other in ranks:
             if other == rank:
-                operands.append(x[piece.slice])
-                continue
-            memory.read(other, xs[other].offset + start, addresses[other], nbytes)
-            operands.append(blocks[other])
-        yield piece, operands
+                operands.append(x[block.here])
+            else:
+                there = starts[other] + block.start
+                memory.read(other, there, addresses[other], block.nbytes)
+                operands.append(arrays[other])
+        yield block, operands
+
+
+@lru_cache(maxsize=128)
+def _cut(
+    count: int, size: int, rank: int, length: int, itemsize: int
+) -> Sequence[_Block]:
+    """The segment of a rank in blocks of so many elements."""
+    mine = Segments(count, size)[rank]
+    return [
+        _Block(
+            piece.slice,
+            piece.within(mine),
+            piece.length,
+            piece.start * itemsize,
+            piece.length * itemsize,
+        )
+        for piece in mine.pieces(length)
+    ]
+
+
+@lru_cache(maxsize=128)
+def _ranks(order: str, last: int, size: int) -> Sequence[int]:
+    """The ranks in the order in which they are combined."""
+    return tuple(combination(order, last, size))
+
+
+@lru_cache(maxsize=128)
+def _others(rank: int, size: int) -> Sequence[int]:
+    """The other ranks, each rank's next one first, so that not all go to the same."""
+    *others, _ = combination("ring", rank, size)
+    return others

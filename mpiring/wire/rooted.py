@@ -24,7 +24,7 @@ from .arrays import (
     kinds_here,
     needed_for,
 )
-from .calls import Call, at_address
+from .calls import Call
 from .collectives import (
     DIRECT_BYTES,
     Collectives,
@@ -40,8 +40,7 @@ from .operands import Operand, Target, flat_input, nowhere, operand, output, pac
 from .shared import place_of
 from .transport import Program
 
-# What a rank says that only reads.
-_NO_ADDRESS = at_address(0), None
+_NOTHING = NUMPY.empty(0, "uint8")
 
 BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "shared", "mpi")
 
@@ -88,8 +87,9 @@ def reduce(
             if target is not None and any(call.places):
                 call.places = call.places[0], place_of(source.kind, target.flat)
             kept = None if target is None else target.flat
-            member.offer(call, source.kind, flat, kept)
-            rooms = member.rooms(call, source.kind)
+            if flat.nbytes >= member.peer_bytes:
+                member.offer(call, source.kind, flat, kept)
+            rooms = member.rooms(call, source.kind, flat)
         memory = None if call.hopes else in_messages()
     said = yield from member.open(call, mine or b"", always=mine is not None)
     if mine is not None and all_ride(said, mine):
@@ -111,6 +111,7 @@ def reduce(
         yield from fused.closing_exchange(transport, member.tag, position)
     elif there := (yield from member.reached(call, addresses, results[root:][:1])):
         position.phase = "reduce in the peers' memory"
+        assert rooms is not None
         how = member.peer_memory, transport.rank, source.kind, op, order, rooms
         peers.reduce(*how, flat, kept, there[0], root, *there[1])
         yield from fused.closing_exchange(transport, member.tag, position)
@@ -180,18 +181,16 @@ def broadcast_along(
                 )
             if is_root or is_filled:
                 share(call, source.kind, source.array)
-            if is_root:
-                member.offer(call, source.kind, source.kind.flat(source.array))
-            elif member.may_reach(call) and not source.kind.is_device:
-                call.addresses = _NO_ADDRESS
+            if not is_root or nbytes >= member.peer_bytes:
+                member.offer(call, source.kind, source.array)
         elif is_root:
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
             )
         else:
             call.stages = member.carriage.stages_new()
-            if member.may_reach(call):  # into a new array, of the root's kind
-                call.addresses = _NO_ADDRESS
+            # Into a new array of the root's kind it will only read.
+            member.offer(call, NUMPY, _NOTHING)
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
     xs, _ = call.places_of_all(transport.size)
