@@ -7,6 +7,7 @@ from mpiring.wire.collectives import WHOLE, Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
+from mpiring.wire.peer_memory import PeerMemory
 
 from wire.interleaving import chooser
 
@@ -14,7 +15,8 @@ from wire.interleaving import chooser
 class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
 
-    ``node(rank)`` are the ranks that the MPI would say share memory with that one.
+    ``node(rank)`` are the ranks that the MPI would say share memory with that one.  With ``peers`` they reach into
+    each other's arrays, however short these are.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Ranks:
         chunk_bytes=WHOLE,
         small_bytes=-1,
         node=None,
+        peers=False,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -41,6 +44,8 @@ class Ranks:
                 device_transport=device_transport,
                 chunk_bytes=chunk_bytes,
                 node=node and (lambda rank=rank: node(rank)),
+                peer_memory=PeerMemory() if peers else None,
+                peer_bytes=0,
             )
             for rank, transport in enumerate(self.network.transports)
         ]
@@ -50,6 +55,27 @@ class Ranks:
         return self.network.run(
             [kept(program(rank, c)) for rank, c in enumerate(self.collectives)]
         )
+
+    def sends(self, call):
+        """What a call gives, and how many bytes its longest message has."""
+        longest = 0
+        posts = [t.post_send for t in self.network.transports]
+
+        def watched(post):
+            def post_send(buffer, dest, tag):
+                nonlocal longest
+                longest = max(longest, len(buffer))
+                return post(buffer, dest, tag)
+
+            return post_send
+
+        for transport, post in zip(self.network.transports, posts):
+            vars(transport)["post_send"] = watched(post)
+        try:
+            return call(), longest
+        finally:
+            for transport in self.network.transports:
+                del vars(transport)["post_send"]
 
     def call(self, name, arguments):
         """Call one collective on each rank with ``arguments(rank)``."""

@@ -77,27 +77,6 @@ class Node(Ranks):
             array[...] = value
         return arrays
 
-    def sends(self, call):
-        """What a call gives, and how many bytes its longest message has."""
-        longest = 0
-        posts = [t.post_send for t in self.network.transports]
-
-        def watched(post):
-            def post_send(buffer, dest, tag):
-                nonlocal longest
-                longest = max(longest, len(buffer))
-                return post(buffer, dest, tag)
-
-            return post_send
-
-        for transport, post in zip(self.network.transports, posts):
-            transport.post_send = watched(post)
-        try:
-            return call(), longest
-        finally:
-            for transport in self.network.transports:
-                del transport.post_send
-
 
 def where(array):
     return place_of(NUMPY, array)
