@@ -25,7 +25,7 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, fused, peers, small
+from . import arithmetic, fused, peers, small, staged
 from .agree import Opening
 from .arithmetic import Array
 from .arrays import Kind
@@ -38,6 +38,7 @@ from .operands import Operand, flat_input, operand, output
 from .peer_memory import PeerMemory
 from .pipeline import execute_in_chunks
 from .shared import place_of
+from .staged import Plan, Stages
 from .transport import Program, Transport
 
 # Up to this many bytes the two exchanges of the direct schedule beat the ring's 2 (size - 1).
@@ -78,6 +79,7 @@ class Collectives:
         node: gives the ranks that may share memory with this one, itself among them: collective the first time.
             None: there are none.
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
+        stages: what ordinary arrays that are not long may go through, likewise.
         peer_bytes: arrays of so many bytes, and longer ones, go that way, the same on every rank.
     """
 
@@ -94,11 +96,14 @@ class Collectives:
         chunk_bytes: int = WHOLE,
         node: Callable[[], tuple[int, ...]] | None = None,
         peer_memory: PeerMemory | None = None,
+        stages: Stages | None = None,
         peer_bytes: int = PEER_BYTES,
     ) -> None:
         self.transport = transport
         self.peer_bytes = peer_bytes
         self.peer_memory = peer_memory or PeerMemory("not asked for")
+        self.stages = stages or Stages("not asked for")
+        self._stage_bytes = staged.longest(transport.size)
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
@@ -133,7 +138,8 @@ class Collectives:
                 share(call, source.kind, flat, target.flat)
                 if flat.nbytes >= self.peer_bytes:
                     self.offer(call, source.kind, flat, target.flat)
-                rooms = self.rooms(call, source.kind, flat)
+                stage = self.brought(call, source.kind, flat)
+                rooms = None if stage else self.rooms(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
@@ -157,6 +163,14 @@ class Collectives:
             )
             fused.allreduce(rank, source.kind, op, order, all_x, all_out)
             yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif stage := (
+            yield from self.staged(call, stage, source.kind, flat, position)
+        ):
+            position.phase = "staged allreduce"
+            outs = [target.flat[stage.mine], stage.result]
+            staged.fold(stage, rank, source.kind, op, order, rank, flat, outs)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+            staged.take(stage, source.kind, target.flat)
         elif places := (yield from self.reached(call, *call.addresses_of_all(size))):
             position.phase = "allreduce in the peers' memory"
             assert rooms is not None
@@ -203,7 +217,8 @@ class Collectives:
                 share(call, source.kind, flat)
                 if flat.nbytes >= self.peer_bytes:
                     self.offer(call, source.kind, flat)
-                rooms = self.rooms(call, source.kind, flat)
+                stage = self.brought(call, source.kind, flat)
+                rooms = None if stage else self.rooms(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -231,6 +246,13 @@ class Collectives:
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
             fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
+            yield from fused.closing_exchange(self.transport, self.tag, position)
+        elif stage := (
+            yield from self.staged(call, stage, source.kind, flat, position)
+        ):
+            position.phase = "staged reduce_scatter"
+            outs = [target.flat]
+            staged.fold(stage, home, source.kind, op, order, home, flat, outs)
             yield from fused.closing_exchange(self.transport, self.tag, position)
         elif places := (yield from self.reached(call, call.addresses_of_all(size)[0])):
             position.phase = "reduce_scatter in the peers' memory"
@@ -348,6 +370,12 @@ class Collectives:
             there = None if out is None else at_address(kind.pointer(out))
             call.addresses = at_address(kind.pointer(x)), there
 
+    def may_reach(self, call: Call) -> bool:
+        """Whether this rank and its peers may reach into each other's memory, or have stages."""
+        if call.must_share or not call.may_share:
+            return False
+        return not (self.peer_memory.why_not and self.stages.why_not)
+
     def rooms(self, call: Call, kind: Kind, x: Array) -> Rooms | None:
         """Scratch for what this rank reads of its peers; none if it has offered them nothing."""
         if not any(call.addresses):
@@ -355,9 +383,30 @@ class Collectives:
         size = self.transport.size
         return self.scratch.rooms(kind, size, peers.block_bytes(size), x.dtype)
 
-    def may_reach(self, call: Call) -> bool:
-        """Whether this rank and its peers may reach into each other's memory."""
-        return not (self.peer_memory.why_not or call.must_share) and call.may_share
+    def brought(self, call: Call, kind: Kind, x: Array) -> Plan | None:
+        """Bring the input to this rank's stage, before the opening exchange; None if it is not to go there, or not yet.
+
+        Whether it is depends on what is equal on all ranks that offer their memory.
+        """
+        if x.nbytes > self._stage_bytes or not any(call.addresses):
+            return None
+        plan = self.stages.plan(self.transport.rank, x.size, x.dtype)
+        if plan is not None:
+            staged.bring(plan, kind, x)
+        return plan
+
+    def staged(
+        self, call: Call, plan: Plan | None, kind: Kind, x: Array, position: Position
+    ) -> Program[Plan | None]:
+        """Where an opened call goes through the stages, None if it does not: the same on every rank."""
+        xs, _ = call.addresses_of_all(self.transport.size)
+        if None in xs or x.nbytes > self._stage_bytes:
+            return None
+        if plan is None and (yield from self.stages.are_there(self, position)):
+            # The first time: what it has to bring comes late.
+            plan = self.brought(call, kind, x)
+            yield from self.open(call, always=True)
+        return plan
 
     def reached(self, call: Call, *arrays: fused.Places) -> Program[list[list[Place]]]:
         """The addresses that the ranks gave, if data goes by the peers' memory, else none: the same on every rank.

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plan.programs import RankProgram
 from ..plan.segments import Segments
-from . import arithmetic, fused, peers, small
+from . import arithmetic, fused, peers, small, staged
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -89,7 +89,8 @@ def reduce(
             kept = None if target is None else target.flat
             if flat.nbytes >= member.peer_bytes:
                 member.offer(call, source.kind, flat, kept)
-            rooms = member.rooms(call, source.kind, flat)
+            stage = member.brought(call, source.kind, flat)
+            rooms = None if stage else member.rooms(call, source.kind, flat)
         memory = None if call.hopes else in_messages()
     said = yield from member.open(call, mine or b"", always=mine is not None)
     if mine is not None and all_ride(said, mine):
@@ -109,6 +110,14 @@ def reduce(
         rank, kind = transport.rank, source.kind
         fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
         yield from fused.closing_exchange(transport, member.tag, position)
+    elif stage := (yield from member.staged(call, stage, source.kind, flat, position)):
+        position.phase = "staged reduce"
+        part = stage.result if kept is None else kept[stage.mine]
+        rank, kind = transport.rank, source.kind
+        staged.fold(stage, rank, kind, op, order, root, flat, [part])
+        yield from fused.closing_exchange(transport, member.tag, position)
+        if kept is not None:
+            staged.take(stage, source.kind, kept)
     elif there := (yield from member.reached(call, addresses, results[root:][:1])):
         position.phase = "reduce in the peers' memory"
         assert rooms is not None

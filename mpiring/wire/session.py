@@ -29,6 +29,7 @@ from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
 from .peer_memory import PeerMemory, is_wanted
 from .shared import Backing, empty
+from .staged import Stages
 from .transport import Program, together
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Session:
                 self.device_transport.transport,
                 WHOLE if hosts == 1 else CHUNK_BYTES,
                 node,
-                PeerMemory() if hosts == 1 and wants_peers else None,
+                hosts == 1 and wants_peers,
             )
             for place in range(members)
         ]
@@ -278,12 +279,13 @@ def _member(
     device_transport: str = "staged",
     chunk_bytes: int = CHUNK_BYTES,
     node: Callable[[], tuple[int, ...]] | None = None,
-    peer_memory: PeerMemory | None = None,
+    reaches: bool = False,
 ) -> Collectives:
     transport = mpi.MPITransport(comm, message_bytes, members, place)
     room = small.most_bytes(transport.size) + 1  # and what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
+    reaches = reaches and transport.size > 1
     return Collectives(
         transport,
         opening,
@@ -294,7 +296,8 @@ def _member(
         device_transport=device_transport,
         chunk_bytes=chunk_bytes,
         node=node,
-        peer_memory=peer_memory if transport.size > 1 else None,
+        peer_memory=PeerMemory() if reaches else None,
+        stages=Stages() if reaches else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rings whose ranks reach into each other's memory for arrays of any length, and what they move so."""
+"""Rings whose ranks reach into each other's memory, or go through stages, for arrays of any length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mpiring import Ring
-from mpiring.wire.peer_memory import Reach
+from mpiring.wire.peer_memory import PeerMemory, Reach
+from mpiring.wire.staged import Stages
 
 
 def reaching(comm: Any, **more: Any) -> Ring:
@@ -16,6 +17,16 @@ def reaching(comm: Any, **more: Any) -> Ring:
     for member in ring._session.members:
         member._small_bytes = -1  # nor rides in the opening exchange
         member.peer_bytes = 0
+        member.stages = Stages("by the peers' memory only")
+    return ring
+
+
+def staging(comm: Any, **more: Any) -> Ring:
+    """A ring in which no array is too short to go through stages."""
+    ring = reaching(comm, **more)
+    for member in ring._session.members:
+        member.stages = Stages("alone" if ring.size == 1 else "")
+        member.peer_memory = PeerMemory("through stages only")
     return ring
 
 

@@ -1,10 +1,11 @@
-"""Ordinary arrays of processes that reach into each other's memory: the bits, the way they go, and what can go wrong.
+"""Ordinary arrays of processes of one node, by each other's memory or through stages: bits, ways, what can go wrong.
 
 More is tried in one process (tests/wire/test_peers.py); promises 4 and others have this path among theirs.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
@@ -13,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiring import Ring, RingTimeout
-from mpiring.wire import peer_memory, peers, session
+from mpiring.wire import peer_memory, peers, session, staged
 from mpiring.wire.calls import at_address
 from mpiring.wire.collectives import PEER_BYTES
 
-from ranks.reaching import Moved, need_reach, reaching, why_not
+from ranks.reaching import Moved, need_reach, reaching, staging, why_not
 from ranks.reference import (
     DTYPES,
     balanced,
+    dtype_of,
     fold,
     ops_of,
     outcome,
@@ -46,12 +48,20 @@ def near(comm):
     ring.close()
 
 
+@pytest.fixture(params=[reaching, staging])
+def either(comm, request):
+    """The same, and one with stages."""
+    ring = request.param(comm)
+    yield ring
+    ring.close()
+
+
 # ---- the bits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_collective_gives_the_bits_of_the_written_order(
-    comm, near, monkeypatch, dtype
+    comm, either, monkeypatch, dtype
 ):
     """With blocks of 4 KiB, so that segments are several blocks and a piece."""
     monkeypatch.setattr(peers, "block_bytes", lambda size: 4096)
@@ -67,26 +77,26 @@ def test_every_collective_gives_the_bits_of_the_written_order(
             how = {"op": op, "order": order}
             total = reduced(inputs, op, order)
             x = inputs[rank].copy()
-            results.append((near.allreduce(x, out=y, **how).copy(), total))
-            results.append((near.allreduce(x, **how), total))
-            results.append((near.reduce_scatter(x, **how), total[mine]))
+            results.append((either.allreduce(x, out=y, **how).copy(), total))
+            results.append((either.allreduce(x, **how), total))
+            results.append((either.reduce_scatter(x, **how), total[mine]))
             results.append((x.copy(), inputs[rank]))
-            results.append((near.allreduce(x, out=x, **how), total))
+            results.append((either.allreduce(x, out=x, **how), total))
             root = size - 1
             chain = inputs if order == "rank" else [*inputs[root + 1 :], *inputs]
             for place in ("new", "apart", "in place"):
                 x = inputs[rank].copy()
                 out = {"new": None, "apart": y, "in place": x}[place]
-                found = near.reduce(x, root=root, out=out, **how)
+                found = either.reduce(x, root=root, out=out, **how)
                 if rank == root:
                     results.append((found.copy(), fold(chain[:size], op)))
     x = inputs[rank][: 100 * rank]  # nothing of rank 0
     parts = [i[: 100 * r] for r, i in enumerate(inputs)]
-    results.append((near.allgather(x), np.concatenate(parts)))
+    results.append((either.allgather(x), np.concatenate(parts)))
     root = size // 2
-    x = near.broadcast(inputs[rank].copy(), root=root)
+    x = either.broadcast(inputs[rank].copy(), root=root)
     results.append((x, inputs[root]))
-    x = near.broadcast(inputs[rank] if rank == root else None, root=root)
+    x = either.broadcast(inputs[rank] if rank == root else None, root=root)
     results.append((x, inputs[root]))
     for number, (found, wanted) in enumerate(results):
         same_bits(found, wanted, number)
@@ -128,14 +138,64 @@ def test_each_byte_moves_once_there_and_once_back(comm, near, moved):
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_from_how_many_bytes_on(comm, ring, moved):
-    """In a ring as it is."""
+def test_from_how_many_bytes_on(comm, ring, moved, monkeypatch):
+    """In a ring as it is: by messages, through stages, by the peers' memory."""
+    folds: list[int] = []
+    honest = staged.fold
+    monkeypatch.setattr(staged, "fold", lambda *how: folds.append(1) or honest(*how))
     ways = []
-    for count in (PEER_BYTES // 8 - 1, PEER_BYTES // 8):
-        x = np.full(count, 8**comm.rank)
+    longest = staged.longest(comm.size)
+    for nbytes in (PEER_BYTES - 8, PEER_BYTES, longest, longest + 8):
+        x = np.full(nbytes // 8, 8**comm.rank)
         total = ring.allreduce(x)
-        ways.append((any(moved.take()), (total == int("1" * comm.size, 8)).all()))
-    assert ways == [(False, True), (True, True)]
+        assert (total == int("1" * comm.size, 8)).all()
+        ways.append((len(folds), any(moved.take())))
+    assert ways == [(0, False), (1, False), (2, False), (2, True)]
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_stages_are_used_again(comm, monkeypatch):
+    """Arrays of other lengths and dtypes, one after another: nobody takes what is for another call."""
+    results = []
+    with staging(comm) as ring:
+        for turn, (count, dtype) in enumerate(
+            [(1000, "f4"), (40, "i8"), (2000, "f2"), (7, "c16"), (0, "f4"), (900, "f4")]
+            * 3
+        ):
+            x = random_array(dtype_of(dtype).name, count, comm.rank, turn)
+            inputs = [
+                random_array(dtype_of(dtype).name, count, r, turn)
+                for r in range(comm.size)
+            ]
+            results.append((ring.allreduce(x, out=x), reduced(inputs)))
+            part = ring.reduce_scatter(inputs[comm.rank])
+            results.append(
+                (part, reduced(inputs)[balanced(count, comm.size)[comm.rank]])
+            )
+        assert len(ring._session.members[0].stages._plans) == 6
+    for found, wanted in results:
+        same_bits(found, wanted)
+
+
+@pytest.mark.ranks(2, 3)
+def test_without_memory_for_stages_it_goes_another_way(comm, moved, monkeypatch):
+    """One rank gets none; all go by the peers' memory then, and do not ask again."""
+    asked: list[int] = []
+
+    def full(descriptor, offset, length):
+        asked.append(length)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with Ring(comm) as ring:
+        x = np.full(20_000, 8**comm.rank)
+        for _ in range(2):
+            assert (ring.allreduce(x) == int("1" * comm.size, 8)).all()
+            assert any(moved.take())
+        why = ring._session.members[0].stages.why_not
+    assert f"rank {comm.size - 1}" in why and "node-shared memory" in why
+    assert len(asked) == (comm.rank == comm.size - 1)
 
 
 @settings(max_examples=25)
@@ -150,6 +210,7 @@ def test_any_arrays(comm, agreed, data):
         for _ in range(size)
     ]
     order = data.draw(st.sampled_from(["ring", "rank"]), "order")
+    make = data.draw(st.sampled_from([reaching, staging]), "ring")
     inputs = [random_array("float32", count, r, 12) for r in range(size)]
 
     def made(kind):
@@ -161,7 +222,7 @@ def test_any_arrays(comm, agreed, data):
             "shared": shared[rank : rank + count],
         }[kind]
 
-    with reaching(comm) as ring:
+    with make(comm) as ring:
         shared = ring.empty(100)
         kind, kind_of_out = chosen[rank]
         x = made(kind)
@@ -174,9 +235,10 @@ def test_any_arrays(comm, agreed, data):
 
 
 @pytest.mark.ranks(1, 2, 3)
-def test_members(comm):
+@pytest.mark.parametrize("make", [reaching, staging])
+def test_members(comm, make):
     """Some of the peers are this process itself."""
-    with reaching(comm, members=3) as ring:
+    with make(comm, members=3) as ring:
         inputs = [random_array("float16", (2, 50), r) for r in range(ring.size)]
         xs = [inputs[ring.rank + member].copy() for member in range(3)]
         results = ring.allreduce(xs, "avg", out=xs)
@@ -185,20 +247,20 @@ def test_members(comm):
         same_bits(x, reduced(inputs, "avg"))
 
 
-def test_asynchronous_calls(comm, near):
+def test_asynchronous_calls(comm, either):
     xs = [np.full(1000, 8**comm.rank * n) for n in range(1, 6)]
-    work = [near.allreduce(x, out=x, async_op=True) for x in xs]
+    work = [either.allreduce(x, out=x, async_op=True) for x in xs]
     for n, w in enumerate(work, 1):
         assert (w.wait() == n * int("1" * comm.size, base=8)).all()
 
 
 @pytest.mark.ranks(2, 3)
-def test_to_start_a_call_does_not_wait_for_the_others(comm, near):
+def test_to_start_a_call_does_not_wait_for_the_others(comm, either):
     """The first call too, in which the ranks try what they may do: rank 1 comes when rank 0 has sent it something."""
     x = np.full(1000, 8**comm.rank)
     if comm.rank == 1:
         comm.recv(source=0)
-    work = near.allreduce(x, async_op=True)
+    work = either.allreduce(x, async_op=True)
     if comm.rank == 0:
         comm.send("now", 1)
     assert (work.wait() == int("1" * comm.size, base=8)).all()

@@ -8,6 +8,7 @@ from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
 from mpiring.wire.peer_memory import PeerMemory
+from mpiring.wire.staged import Stages
 
 from wire.interleaving import chooser
 
@@ -16,7 +17,7 @@ class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
 
     ``node(rank)`` are the ranks that the MPI would say share memory with that one.  With ``peers`` they reach into
-    each other's arrays, however short these are.
+    each other's arrays, with ``stages`` they have stages, however short these are.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Ranks:
         small_bytes=-1,
         node=None,
         peers=False,
+        stages=False,
         **more,
     ):
         choose = first if seed is None else chooser(seed)
@@ -45,6 +47,7 @@ class Ranks:
                 chunk_bytes=chunk_bytes,
                 node=node and (lambda rank=rank: node(rank)),
                 peer_memory=PeerMemory() if peers else None,
+                stages=Stages() if stages else None,
                 peer_bytes=0,
             )
             for rank, transport in enumerate(self.network.transports)

@@ -13,7 +13,16 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import collectives, fused, gather, peer_memory, peers, rooted
+from mpiring.wire import (
+    collectives,
+    fused,
+    gather,
+    peer_memory,
+    peers,
+    rooted,
+    shared,
+    staged,
+)
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.rooted import broadcast, reduce
@@ -37,16 +46,21 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(peers, "block_bytes", lambda size: BLOCK)
 
 
-def make(size, seed=None, rendezvous=True, **more):
-    return Ranks(size, seed, rendezvous, peers=True, **more)
+WAYS = ("peers", "stages")
+
+
+def make(size, seed=None, rendezvous=True, way="peers"):
+    return Ranks(size, seed, rendezvous, **{way: True})
 
 
 # ---- the bits -------------------------------------------------------------------------------------
 
 
-def check_allreduce(size, count, dtype, op, order, in_place, seed, rendezvous):
+def check_allreduce(
+    size, count, dtype, op, order, in_place, seed, rendezvous, way="peers"
+):
     values = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
-    ranks = make(size, seed, rendezvous)
+    ranks = make(size, seed, rendezvous, way)
     xs = [value.copy() for value in values]
     outs = xs if in_place else [np.ones_like(value) for value in values]
     results, longest = ranks.sends(
@@ -60,10 +74,12 @@ def check_allreduce(size, count, dtype, op, order, in_place, seed, rendezvous):
         assert all(same_bits(x, value) for x, value in zip(xs, values))
 
 
-def check_to_one(size, count, dtype, op, order, in_place, seed, rendezvous):
+def check_to_one(
+    size, count, dtype, op, order, in_place, seed, rendezvous, way="peers"
+):
     """reduce_scatter and reduce."""
     values = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
-    ranks = make(size, seed, rendezvous)
+    ranks = make(size, seed, rendezvous, way)
     xs = [value.copy() for value in values]
     parts = [slice(*bound) for bound in reference.bounds(count, size)]
     outs = [x[part] if in_place else None for x, part in zip(xs, parts)]
@@ -124,7 +140,7 @@ def check_copies(size, lengths, in_place, seed, rendezvous):
     assert longest < FEW
 
 
-@examples(max_examples=150)
+@examples(max_examples=250)
 @given(
     size=sizes,
     count=st.integers(0, 70),
@@ -356,20 +372,21 @@ def expected(size, rank):
         yield [total] * 40 if rank == root else None
 
 
-def order_of_turns(seed, rendezvous, size):
-    ranks = make(size, seed, rendezvous)
+def order_of_turns(seed, rendezvous, size, way="peers"):
+    ranks = make(size, seed, rendezvous, way)
     results = ranks.run(lambda rank, c: turns(rank, c, size))
     for rank, result in enumerate(results):
         assert result == list(expected(size, rank))
 
 
 @examples(max_examples=60)
-@given(seeds, protocols, sizes)
-def test_who_has_left_a_call_may_write(seed, rendezvous, size):
-    order_of_turns(seed, rendezvous, size)
+@given(seeds, protocols, sizes, st.sampled_from(WAYS))
+def test_who_has_left_a_call_may_write(seed, rendezvous, size, way):
+    order_of_turns(seed, rendezvous, size, way)
 
 
-def test_without_the_closing_exchange_this_would_show(monkeypatch):
+@pytest.mark.parametrize("way", WAYS)
+def test_without_the_closing_exchange_this_would_show(monkeypatch, way):
     def nothing(transport, tag, position):
         return
         yield
@@ -378,10 +395,98 @@ def test_without_the_closing_exchange_this_would_show(monkeypatch):
     wrong = 0
     for seed in range(20):
         try:
-            order_of_turns(seed, None, 3)
+            order_of_turns(seed, None, 3, way)
         except AssertionError:
             wrong += 1
     assert wrong > 0
+
+
+def lengths_in_turn(seed, rendezvous, size, counts):
+    """All-reduces of other lengths behind each other through the same stages: what came out wrong."""
+    ranks = make(size, seed, rendezvous, "stages")
+
+    def program(rank, c):
+        found = []
+        for turn, count in enumerate(counts):
+            x = np.full(count, 8.0**rank * (turn + 1))
+            x = yield from c.allreduce(x, "sum", x, "ring", "auto", Position())
+            found.append(x.tolist())
+            x[...] = -1
+        return found
+
+    total = int("1" * size, base=8)
+    want = [[total * (turn + 1.0)] * count for turn, count in enumerate(counts)]
+    return [found for found in ranks.run(program) if found != want]
+
+
+@examples(max_examples=60)
+@given(seeds, protocols, sizes, st.lists(st.integers(0, 40), max_size=6))
+def test_a_stage_holds_a_result_until_all_have_it(seed, rendezvous, size, counts):
+    assert lengths_in_turn(seed, rendezvous, size, counts) == []
+
+
+def test_with_one_room_for_input_and_result_this_would_show(monkeypatch):
+    copy = broken(staged, "NUMPY.typed(area[half:], dtype", "NUMPY.typed(area, dtype")
+    monkeypatch.setattr(staged, "_planned", copy._planned)
+    wrong = [s for s in range(20) if lengths_in_turn(s, None, 3, [3, 40, 7, 30])]
+    assert wrong
+
+
+# ---- stages -----------------------------------------------------------------------------------------
+
+
+def test_stages_are_made_once_and_send_no_data():
+    ranks, xs = make(3, way="stages"), arrays(3, 1000)
+    for _ in range(2):
+        for c in ranks.collectives:
+            assert c.stages.why_not == ""
+        _, longest = ranks.sends(lambda: ranks.call("allreduce", lambda r: (xs[r],)))
+        assert longest < FEW
+        areas = [c.stages._areas for c in ranks.collectives]
+        assert all(area.ctypes.data == a.ctypes.data for area, a in zip(*areas[:2]))
+
+
+def test_longer_arrays_than_a_stage_holds(monkeypatch):
+    monkeypatch.setattr(staged, "longest", lambda size: 800)
+    for count, is_staged in ((100, True), (101, False)):
+        ranks, xs = make(3, way="stages"), arrays(3, count)
+        results, longest = ranks.sends(
+            lambda: ranks.call("allreduce", lambda r: (xs[r],))
+        )
+        assert all((x == 0o111).all() for x in results)
+        assert [c.stages._areas != [] for c in ranks.collectives] == [is_staged] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 100, 1000])
+def test_stages_take_little(size):
+    assert 4096 < staged.longest(size) * 2 * size <= 16 << 20
+    assert staged.longest(size) % 16 == 0 or size > 8
+
+
+def test_plans_are_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(staged, "_MOST_PLANS", 3)
+    assert lengths_in_turn(0, True, 2, range(20)) == []
+    ranks = make(2, way="stages")
+    for count in range(1, 20):
+        ranks.call("allreduce", lambda r, count=count: (np.ones(count),))
+        assert all(len(c.stages._plans) <= 3 for c in ranks.collectives)
+
+
+@pytest.mark.parametrize("how", ["no memory", "no directory"])
+def test_without_stages_messages_do_it(monkeypatch, how):
+    if how == "no directory":
+        monkeypatch.setattr(shared, "DIRECTORY", "/nowhere/at/all")
+    else:
+        monkeypatch.setattr(shared.Backing, "take", refused)
+    ranks = make(3, way="stages")
+    for _ in range(2):
+        results = ranks.call("allreduce", lambda r: (np.full(1000, 8.0**r),))
+        assert all((x == 0o111).all() for x in results)
+        assert all(c.stages.why_not for c in ranks.collectives)
+
+
+def refused(backing, part, nbytes, parts):
+    raise MemoryError("full")
 
 
 # ---- the tests can fail ---------------------------------------------------------------------------
@@ -413,19 +518,40 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def search(module):
+STAGED = {
+    "brings nothing": ("for part, room in plan.brought:", "for part, room in []:"),
+    "brings one side only": ("in plan.brought:", "in plan.brought[:1]:"),
+    "takes nothing": ("for part, room in plan.results:", "for part, room in []:"),
+    "folds in the order of ranks": (
+        "return tuple(combination(order, last, size))",
+        "return tuple(combination('rank', last, size))",
+    ),
+    "folds what it had before": ("operands[rank] = x[plan.mine]", "pass"),
+    "reads the first segment": ("[x[mine] for x in inputs]", "[x[:segments[rank].length] for x in inputs]"),
+    "takes the same of all": ("results[other]) for other", "results[others[0]]) for other"),
+}  # fmt: skip
+
+
+NAMES = {"peers": "peers", "staged": "stages"}
+
+
+def search(module, way="peers"):
     """What the tests above do, in some dozens of runs; ends with an exception if something is wrong."""
     with pytest.MonkeyPatch.context() as patch:
         for user in (collectives, gather, rooted):
-            patch.setattr(user, "peers", module)
-        patch.setattr(module, "block_bytes", lambda size: BLOCK)
+            if hasattr(user, way):
+                patch.setattr(user, way, module)
+        if way == "peers":
+            patch.setattr(module, "block_bytes", lambda size: BLOCK)
+        else:
+            patch.setattr(staged, "_planned", module._planned)
         for seed, size in enumerate((3, 4, 2)):
             for op, dtype in (("sum", "float32"), ("avg", "float16")):
                 for order in ("ring", "rank"):
                     for in_place in (True, False):
                         how = size, 70, dtype, op, order, in_place, seed, None
-                        check_allreduce(*how)
-                        check_to_one(*how)
+                        check_allreduce(*how, NAMES[way])
+                        check_to_one(*how, NAMES[way])
             check_copies(size, [3] * size, True, seed, None)
 
 
@@ -436,5 +562,13 @@ def test_each_mistake_is_caught(name):
         search(copy)
 
 
+@pytest.mark.parametrize("name", STAGED)
+def test_each_mistake_with_stages_is_caught(name):
+    copy = broken(staged, *STAGED[name])
+    with pytest.raises(Exception):
+        search(copy, "staged")
+
+
 def test_without_a_mistake_nothing_is_caught():
     search(broken(peers, "block", "block"))
+    search(broken(staged, "plan", "plan"), "staged")
