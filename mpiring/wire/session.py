@@ -24,10 +24,11 @@ from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
 from .collectives import CHUNK_BYTES, WHOLE, Collectives
+from .cross_memory import is_wanted
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
-from .peer_memory import PeerMemory, is_wanted
+from .peer_memory import PeerMemory
 from .shared import Backing, empty
 from .staged import Stages
 from .transport import Program, together

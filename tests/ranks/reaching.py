@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mpiring import Ring
-from mpiring.wire.peer_memory import PeerMemory, Reach
+from mpiring.wire.cross_memory import Reach
+from mpiring.wire.peer_memory import PeerMemory
 from mpiring.wire.staged import Stages
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiring import Ring, RingTimeout
-from mpiring.wire import peer_memory, peers, session, staged
+from mpiring.wire import cross_memory, peers, session, staged
 from mpiring.wire.calls import at_address
 from mpiring.wire.collectives import PEER_BYTES
 
@@ -288,7 +288,7 @@ def expected(comm):
 def test_if_one_rank_is_refused_all_send_messages(comm, near, moved, monkeypatch):
     """Also in the call that has found it out; later ones do not offer their memory any more."""
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(peer_memory, "try_all", lambda *_: "not on my watch")
+        monkeypatch.setattr(cross_memory, "try_all", lambda *_: "not on my watch")
     found = totals(near, comm)
     moved.take()
     again = totals(near, comm)
@@ -310,7 +310,7 @@ def test_if_one_rank_makes_no_offer_all_send_messages(comm, near, moved, monkeyp
 @pytest.mark.parametrize("where", [0, 1])
 def test_the_environment_of_rank_0_counts(comm, moved, monkeypatch, where):
     if comm.rank == where:
-        monkeypatch.setenv(peer_memory.VARIABLE, "0")
+        monkeypatch.setenv(cross_memory.VARIABLE, "0")
     with reaching(comm) as ring:
         assert totals(ring, comm) == expected(comm)
     assert any(moved.take()) == (where == 1)

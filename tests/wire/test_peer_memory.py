@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire import peer_memory
-from mpiring.wire.peer_memory import PeerMemory, Reach, try_all
+from mpiring.wire import cross_memory, peer_memory
+from mpiring.wire.cross_memory import Reach, try_all
+from mpiring.wire.peer_memory import PeerMemory
 
 from wire.ranks import Ranks
 
@@ -50,7 +51,7 @@ def why_not_here():
     mine = Box(1)
     return (
         try_all(Reach(), 0, [mine.peer])
-        if peer_memory.is_known()
+        if cross_memory.is_known()
         else "no system call for it"
     )
 
@@ -143,8 +144,8 @@ def test_what_the_kernel_moves_in_parts(other, monkeypatch, most):
 
         return moves
 
-    monkeypatch.setattr(peer_memory, "_MOST_BYTES", most)
-    monkeypatch.setattr(peer_memory, "_readv", stingy(peer_memory._readv))
+    monkeypatch.setattr(cross_memory, "_MOST_BYTES", most)
+    monkeypatch.setattr(cross_memory, "_readv", stingy(cross_memory._readv))
     address, nbytes = room(bytes(1000))
     Reach().read(other.pid, other.address, address, nbytes)
     assert ctypes.string_at(address, nbytes) == CONTENT[:1000]
@@ -183,7 +184,7 @@ def test_where_no_process_is():
 
 
 def test_nothing_is_asked_of_the_kernel_for_no_bytes(monkeypatch):
-    monkeypatch.setattr(peer_memory, "_readv", None)
+    monkeypatch.setattr(cross_memory, "_readv", None)
     Reach().read(-1, 0, 0, 0)
 
 
@@ -235,14 +236,14 @@ def agreed(size, seed=None, refuse=lambda rank, turn: ""):
     """What each rank of one process takes for true after the trial; ``refuse`` says who finds what."""
     ranks = Ranks(size, seed, None)
     turns = [0] * size
-    honest = peer_memory.try_all
+    honest = cross_memory.try_all
 
     def tries(reach, rank, peers):
         turns[rank] += 1
         return refuse(rank, turns[rank]) or honest(reach, rank, peers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peer_memory, "try_all", tries)
+        patch.setattr(cross_memory, "try_all", tries)
         memories = [PeerMemory() for _ in range(size)]
         first = ranks.run(lambda rank, c: memories[rank].is_there(c))
         tried = list(turns)
@@ -274,14 +275,14 @@ def test_one_that_is_refused_is_enough(size, data):
 @needs_reach
 def test_who_may_be_traced_after_all_is_tried_again(monkeypatch):
     allowed = []
-    monkeypatch.setattr(peer_memory, "let_peers_reach", lambda: allowed.append(1))
+    monkeypatch.setattr(cross_memory, "let_peers_reach", lambda: allowed.append(1))
     _, found, turns = agreed(3, 1, lambda rank, turn: "Yama" if turn == 1 else "")
     assert found == [True] * 3 and turns == [2] * 3 and len(allowed) == 3
 
 
 @needs_reach
 def test_nobody_asks_to_be_traced_without_need(monkeypatch):
-    monkeypatch.setattr(peer_memory, "let_peers_reach", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(cross_memory, "let_peers_reach", lambda: pytest.fail("asked"))
     assert agreed(2)[1] == [True, True]
 
 
@@ -306,17 +307,17 @@ def test_a_peer_that_is_lost_later():
     + [({"MPIRING_PEER_MEMORY": text}, True) for text in ("1", "", "yes")],
 )
 def test_the_environment(environment, wanted):
-    assert peer_memory.is_wanted(environment) is wanted
+    assert cross_memory.is_wanted(environment) is wanted
 
 
 def test_systems_without_the_calls(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert peer_memory._system_call("process_vm_readv") is None
-    peer_memory.let_peers_reach()
+    assert cross_memory._system_call("process_vm_readv") is None
+    cross_memory.let_peers_reach()
     monkeypatch.undo()
-    assert peer_memory._system_call("process_vm_nothing") is None
-    monkeypatch.setattr(peer_memory, "_readv", None)
-    assert PeerMemory().why_not and not peer_memory.is_known()
+    assert cross_memory._system_call("process_vm_nothing") is None
+    monkeypatch.setattr(cross_memory, "_readv", None)
+    assert PeerMemory().why_not and not cross_memory.is_known()
 
 
 def test_a_meeting_has_room_in_the_opening_exchange():

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mpiring.wire import (
     collectives,
+    cross_memory,
     fused,
     gather,
-    peer_memory,
     peers,
     rooted,
     shared,
@@ -239,12 +239,12 @@ def test_short_arrays_send_messages():
 @pytest.mark.parametrize("victim", [0, 2])
 def test_if_one_rank_is_refused_all_send_messages(monkeypatch, name, victim):
     """Also in the call that has found it out; later ones do not offer their memory any more."""
-    honest = peer_memory.try_all
+    honest = cross_memory.try_all
 
     def tries(reach, rank, peers):
         return "refused" if rank == victim else honest(reach, rank, peers)
 
-    monkeypatch.setattr(peer_memory, "try_all", tries)
+    monkeypatch.setattr(cross_memory, "try_all", tries)
     ranks = make(3)
     for turn in range(2):
         xs = arrays(3)
@@ -261,7 +261,7 @@ def test_if_one_rank_is_refused_all_send_messages(monkeypatch, name, victim):
 
 
 def test_if_one_rank_is_refused_the_root_gets_messages(monkeypatch):
-    monkeypatch.setattr(peer_memory, "try_all", lambda *_: "refused")
+    monkeypatch.setattr(cross_memory, "try_all", lambda *_: "refused")
     ranks, xs = make(3), arrays(3)
     results = ranks.run(
         lambda r, c: reduce(c, xs[r], "sum", 1, xs[r], "ring", "auto", Position())
