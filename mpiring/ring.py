@@ -107,7 +107,7 @@ class Ring:
                 ``x[0], x[1], ...`` everywhere, so that bits do not depend on the count either.
             algorithm: ``"auto"``, ``"ring"``, ``"direct"``, ``"shared"``: the same bits from each.  ``"mpi"`` is
                 the MPI's own, which promises no bits.  ``"shared"`` moves no data by message, and takes arrays
-                of :meth:`empty`.
+                of :meth:`empty`; ``"auto"`` does without messages for ordinary arrays too, where it can.
             async_op: return a :class:`Work` at once.
             timeout: seconds, for this call.
 

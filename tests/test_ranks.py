@@ -23,9 +23,9 @@ SIZES = [
     pytest.param(8, marks=pytest.mark.slow),
 ]
 # What an MPI can do differently: the cases from the field, the transport, the life of communicators, and what it says
-# of device memory and of who shares memory.
+# of device memory and of who shares memory; and whether its ranks may reach into each other's.
 SMOKE = ["test_cases.py", "test_transport.py", "test_promise_7_good_neighbour.py"]
-SMOKE += ["test_device_support.py", "test_shared.py"]
+SMOKE += ["test_device_support.py", "test_shared.py", "test_peers.py"]
 
 
 def run_ranks(

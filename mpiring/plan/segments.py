@@ -44,6 +44,20 @@ class Segment(NamedTuple):
         """The piece as an index: ``buffer[segment.slice]``."""
         return slice(self.start, self.stop)
 
+    def pieces(self, limit: int) -> Iterator[Segment]:
+        """Cut it into consecutive pieces of at most ``limit`` elements; none of an empty one.
+
+        >>> [tuple(piece) for piece in Segment(5, 10).pieces(2)]
+        [(5, 7), (7, 9), (9, 10)]
+
+        Raises:
+            ValueError: if limit is below 1.
+        """
+        if limit < 1:
+            raise ValueError(f"pieces: limit must be 1 or more, got {limit}")
+        for start in range(self.start, self.stop, limit):
+            yield Segment(start, min(start + limit, self.stop))
+
 
 class Segments:
     """The ``size`` segments of a buffer of ``count`` elements.
@@ -175,7 +189,4 @@ def pieces(length: int, limit: int) -> Iterator[Segment]:
     Raises:
         ValueError: if limit is below 1.
     """
-    if limit < 1:
-        raise ValueError(f"pieces: limit must be 1 or more, got {limit}")
-    for start in range(0, length, limit):
-        yield Segment(start, min(start + limit, length))
+    return Segment(0, length).pieces(limit)

@@ -23,6 +23,7 @@ class Call:
         someone_stages: whether some rank's do, known after the opening exchange.
         places: where this rank's input and output are in node-shared memory, None for other memory.
         all_places: of all ranks, in rank order, known after the opening exchange; empty if nobody has any.
+        addresses, all_addresses: the same in the memory of each rank's process, for peers that reach into it.
         may_share, must_share: whether it may move no data by message, and has to.
     """
 
@@ -33,6 +34,8 @@ class Call:
         self.stages = self.someone_stages = False
         self.places: Places = (None, None)
         self.all_places: list[Places] = []
+        self.addresses: Places = (None, None)
+        self.all_addresses: list[Places] = []
         self.may_share = self.must_share = False
 
     def choose(self, algorithm: str) -> None:
@@ -49,10 +52,20 @@ class Call:
             if self.failure is None:
                 self.failure = error
 
+    @property
+    def hopes(self) -> bool:
+        """Whether this rank hopes that no data travels by message, and has told the others where its arrays are."""
+        return any(self.places) or any(self.addresses)
+
     def places_of_all(self, size: int) -> tuple[list[Place | None], list[Place | None]]:
         """The places of the ranks' inputs and of their outputs, after the opening exchange."""
-        everyone = self.all_places or [(None, None)] * size
-        return [x for x, _ in everyone], [out for _, out in everyone]
+        return _apart(self.all_places, size)
+
+    def addresses_of_all(
+        self, size: int
+    ) -> tuple[list[Place | None], list[Place | None]]:
+        """The addresses of the ranks' inputs and of their outputs, after the opening exchange."""
+        return _apart(self.all_addresses, size)
 
     def text(self) -> bytes:
         """What must be equal on all ranks."""
@@ -86,26 +99,45 @@ class Call:
 
 Places = tuple[Place | None, Place | None]  # of a rank's input and output
 
-# A payload begins with a byte of flags, and the places that it says are there.
-_STAGES, _HAS_INPUT, _HAS_OUTPUT = 1, 2, 4
+
+def _apart(
+    everyone: list[Places], size: int
+) -> tuple[list[Place | None], list[Place | None]]:
+    everyone = everyone or [(None, None)] * size
+    return [x for x, _ in everyone], [out for _, out in everyone]
+
+
+# A payload begins with a byte of flags, and the places and addresses that it says are there.
+_STAGES, _HAS_INPUT, _HAS_OUTPUT, _HAS_INPUT_ADDRESS, _HAS_OUTPUT_ADDRESS = (
+    1 << bit for bit in range(5)
+)
 _PLACE = struct.Struct("<8sQ")
+_ADDRESS = struct.Struct("<Q")
+
+
+def at_address(address: int) -> Place:
+    """A place in the memory of a rank's own process."""
+    return Place(b"", address)
 
 
 def with_facts(call: Call, payload: bytes) -> bytes:
     """What a rank brings to the opening exchange: its payload, and before it what a path depends on."""
-    x, out = call.places
-    if not (call.stages or x or out or payload):
+    (x, out), (x_here, out_here) = call.places, call.addresses
+    if not (call.stages or call.hopes or payload):
         return b""
     flags = call.stages * _STAGES
     flags |= (x is not None) * _HAS_INPUT | (out is not None) * _HAS_OUTPUT
+    flags |= (x_here is not None) * _HAS_INPUT_ADDRESS
+    flags |= (out_here is not None) * _HAS_OUTPUT_ADDRESS
     places = b"".join(_PLACE.pack(*place) for place in call.places if place)
+    places += b"".join(_ADDRESS.pack(here.offset) for here in call.addresses if here)
     return bytes([flags]) + places + payload
 
 
-def facts_of(said: bytes) -> tuple[bool, Places, bytes]:
-    """What :func:`with_facts` made: whether the rank stages, its places, its payload."""
+def facts_of(said: bytes) -> tuple[bool, Places, Places, bytes]:
+    """What :func:`with_facts` made: whether the rank stages, its places, its addresses, its payload."""
     if not said:
-        return False, (None, None), b""
+        return False, (None, None), (None, None), b""
     flags, at = said[0], 1
     places: list[Place | None] = []
     for flag in (_HAS_INPUT, _HAS_OUTPUT):
@@ -114,7 +146,14 @@ def facts_of(said: bytes) -> tuple[bool, Places, bytes]:
             place = Place(*_PLACE.unpack_from(said, at))
             at += _PLACE.size
         places.append(place)
-    return bool(flags & _STAGES), (places[0], places[1]), said[at:]
+    for flag in (_HAS_INPUT_ADDRESS, _HAS_OUTPUT_ADDRESS):
+        place = None
+        if flags & flag:
+            place = at_address(*_ADDRESS.unpack_from(said, at))
+            at += _ADDRESS.size
+        places.append(place)
+    x, out, x_here, out_here = places
+    return bool(flags & _STAGES), (x, out), (x_here, out_here), said[at:]
 
 
 _RAISED: dict[str, type[Exception]] = {

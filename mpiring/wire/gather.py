@@ -13,10 +13,17 @@ from typing import Any
 from ..plan.programs import RankProgram
 from ..plan.schedules import combination
 from ..plan.segments import Segments
-from . import fused
+from . import fused, peers
 from .arithmetic import Array
+from .arrays.mapped import Place
 from .calls import Call
-from .collectives import Collectives, known, names_of, program_of, share
+from .collectives import (
+    Collectives,
+    known,
+    names_of,
+    program_of,
+    share,
+)
 from .execute import Position
 from .operands import checked_output, operand, output
 from .transport import Program
@@ -47,7 +54,9 @@ def allgather(
             path = program_of("allgather", size, rank, name, "ring", False)
         member.carry(call, source, path)
         given = -1
+        flat = source.kind.flat(source.array)
         share(call, source.kind, source.array)
+        written: Array | None = None
         if out is not None:
             wanted = checked_output(source, out)
             member.carry(call, source, path, wanted)
@@ -60,6 +69,9 @@ def allgather(
             if source.kind.overlaps(source.array, wanted):
                 # In place or not: that shows when the lengths are known.
                 share(call, source.kind, source.array, wanted)
+            if source.kind.is_flat(wanted) and source.kind.overlaps(flat, wanted):
+                written = wanted
+        member.offer(call, source.kind, flat, written)
         length = source.array.shape[0] if source.array.ndim else 1
         payload = struct.pack("<qq", length, given)
     # Even unchecked, the lengths must be known.
@@ -80,15 +92,19 @@ def allgather(
     is_shared = member.is_shared(
         call, total * width, fused.unless_written(xs, overlapped, starts)
     )
+    offered, written_there = call.addresses_of_all(size)
+    readable = fused.unless_written(offered, written_there, starts)
+    places: list[list[Place]] = []
+    if not is_shared and total * width * itemsize >= member.peer_bytes:
+        places = yield from member.reached(call, readable)
     with call.local():
         target = output(source, out, (total, *trailing))
         mine = target.flat[segments[rank].slice]
-        flat = source.kind.flat(source.array)
         if not source.kind.same_memory(flat, mine):
             overlaps = source.kind.overlaps(flat, mine)
             source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-        way = None if is_shared else path
+        way = None if is_shared or places else path
         memory = member.memory(way, source, segments, None, target.places, "max")
     yield from member.settle(call, total * width * itemsize, position)
     if is_shared:
@@ -98,6 +114,11 @@ def allgather(
             piece = target.flat[segments[other].slice]
             theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
             source.kind.copy(theirs, piece)
+        yield from member.closing.exchange(position)
+    elif places:
+        position.phase = "allgather in the peers' memory"
+        how = member.peer_memory, rank, source.kind
+        peers.allgather(*how, target.flat, segments, *places)
         yield from member.closing.exchange(position)
     elif memory is None:
         assert member.library is not None

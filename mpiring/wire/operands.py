@@ -84,6 +84,12 @@ def operand(x: Any) -> Operand:
     return Operand(kind.bound(array), array, dtype)
 
 
+def packed(source: Operand) -> Operand:
+    """The same elements in one flat piece of memory; a copy if they are not that already."""
+    flat = source.kind.flat(source.array)
+    return source._replace(array=flat.reshape(source.array.shape))
+
+
 def checked_output(source: Operand, out: Any) -> Array:
     """The user's ``out`` as an array of the engine."""
     kind = kind_of(out)

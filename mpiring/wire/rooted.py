@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plan.programs import RankProgram
 from ..plan.segments import Segments
-from . import arithmetic, fused, small
+from . import arithmetic, fused, peers, small, staged
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -35,9 +35,11 @@ from .collectives import (
 from .device_transport import until_done
 from .execute import Position
 from .memory import InChunks, Memory
-from .operands import Operand, Target, flat_input, nowhere, operand, output
+from .operands import Operand, Target, flat_input, nowhere, operand, output, packed
 from .shared import place_of
 from .transport import Program
+
+_NOTHING = NUMPY.empty(0, "uint8")
 
 BROADCAST_ALGORITHMS = ("auto", "naive", "pipelined", "direct", "shared", "mpi")
 
@@ -83,7 +85,12 @@ def reduce(
             share(call, source.kind, flat)
             if target is not None and any(call.places):
                 call.places = call.places[0], place_of(source.kind, target.flat)
-        memory = None if any(call.places) else in_messages()
+            kept = None if target is None else target.flat
+            if flat.nbytes >= member.peer_bytes:
+                member.offer(call, source.kind, flat, kept)
+            stage = member.brought(call, source.kind, flat)
+            rooms = None if stage else member.rooms(call, source.kind, flat)
+        memory = None if call.hopes else in_messages()
     said = yield from member.open(call, mine or b"", always=mine is not None)
     if mine is not None and all_ride(said, mine):
         if target is not None:
@@ -91,6 +98,7 @@ def reduce(
             small.combine(kind, said, op, order, dtype, target.flat, last=root)
         return None if target is None else target.done()
     xs, outs = call.places_of_all(transport.size)
+    addresses, results = call.addresses_of_all(transport.size)
     if member.is_shared(call, flat.size, xs):
         position.phase = "node-shared reduce"
         place = None if target is None else target.flat
@@ -100,6 +108,20 @@ def reduce(
         all_x = fused.reach(xs, flat.size, source.dtype)
         rank, kind = transport.rank, source.kind
         fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
+        yield from member.closing.exchange(position)
+    elif stage := (yield from member.staged(call, stage, source.kind, flat, position)):
+        position.phase = "staged reduce"
+        part = stage.result if kept is None else kept[stage.mine]
+        rank, kind = transport.rank, source.kind
+        staged.fold(stage, rank, kind, op, order, root, flat, [part])
+        yield from member.closing.exchange(position)
+        if kept is not None:
+            staged.take(stage, source.kind, kept)
+    elif there := (yield from member.reached(call, addresses, results[root:][:1])):
+        position.phase = "reduce in the peers' memory"
+        assert rooms is not None
+        how = member.peer_memory, transport.rank, source.kind, op, order, rooms
+        peers.reduce(*how, flat, kept, there[0], root, *there[1])
         yield from member.closing.exchange(position)
     elif path is not None:
         memory = yield from member.sure(call, memory, in_messages, flat, position)
@@ -155,6 +177,8 @@ def broadcast_along(
         if x is not None:
             source = operand(x)
             said = _signature(source)
+            if is_root:
+                source = packed(source)
             is_filled = not is_root and source.kind.is_array(x)
             nbytes = source.array.size * source.kind.itemsize(source.dtype)
             member.carry(call, source, choose(nbytes))
@@ -165,12 +189,16 @@ def broadcast_along(
                 )
             if is_root or is_filled:
                 share(call, source.kind, source.array)
+            if not is_root or nbytes >= member.peer_bytes:
+                member.offer(call, source.kind, source.array)
         elif is_root:
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
             )
         else:
             call.stages = member.carriage.stages_new()
+            # Into a new array of the root's kind it will only read.
+            member.offer(call, NUMPY, _NOTHING)
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
     xs, _ = call.places_of_all(transport.size)
@@ -199,6 +227,15 @@ def broadcast_along(
         (of_root,) = fused.reach([xs[root]], target.flat.size, source.dtype)
         if not is_root:
             source.kind.copy(of_root, target.flat)
+        yield from member.closing.exchange(position)
+        return target.done()
+    addresses, _ = call.addresses_of_all(transport.size)
+    if places := (yield from member.reached(call, addresses)):
+        position.phase = "broadcast in the peers' memory"
+        if not is_root:
+            peers.broadcast(
+                member.peer_memory, kind, target.flat, root, places[0][root]
+            )
         yield from member.closing.exchange(position)
         return target.done()
     path = choose(target.flat.size * kind.itemsize(source.dtype))

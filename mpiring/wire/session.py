@@ -24,12 +24,15 @@ from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
 from .collectives import Collectives
+from .cross_memory import is_wanted
 from .device_evidence import find_facts
 from .execute import Position
 from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
+from .peer_memory import PeerMemory
 from .repeated import Repeated
 from .shared import Backing, empty
+from .staged import Stages
 from .transport import Program, together
 
 T = TypeVar("T")
@@ -84,7 +87,7 @@ class Session:
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease, check is not False)
         meeting = _meet(first, call, device_transport, members)
-        self.wire, self.tuning, self.device_transport = self.start(
+        self.wire, self.tuning, wants_peers, self.device_transport = self.start(
             "Ring", [meeting], Position(), seconds
         )
         node = _once(lambda: mpi.node_of(lease.comm, members))
@@ -98,6 +101,7 @@ class Session:
                 self.device_transport.transport,
                 self.tuning,
                 node,
+                self.wire == tuning.NODE and wants_peers,
             )
             for place in range(members)
         ]
@@ -248,16 +252,21 @@ class Session:
 
 def _meet(
     member: Collectives, call: Call, device_transport: Any, members: Any
-) -> Program[tuple[str, tuning.Tuning, device_support.Decision]]:
-    """What the ranks tell each other when they make a ring: the wire, its settings, how device memory travels.
+) -> Program[tuple[str, tuning.Tuning, bool, device_support.Decision]]:
+    """What the ranks tell each other when they make a ring.
 
     The environment that counts is rank 0's, and so is the profile.
+
+    Returns:
+        the wire, its settings, whether peers' memory is wanted, and how device memory travels.
     """
     asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
-    said = yield from member.open(call, _host() + asked, always=True)
+    wanted = bytes([is_wanted(os.environ)])
+    said = yield from member.open(call, _host() + wanted + asked, always=True)
     hosts = len({item[:_HOST_BYTES] for item in said})
     wire = tuning.NODE if hosts == 1 else tuning.NETWORK
-    variable = said[0][_HOST_BYTES:].decode(errors="replace")
+    wants_peers = bool(said[0][_HOST_BYTES])
+    variable = said[0][_HOST_BYTES + 1 :].decode(errors="replace")
     again = Call("Ring")
     settings, found = bytes(tuning.PACKED_BYTES), b""
     with again.local():
@@ -268,7 +277,12 @@ def _meet(
     everyone = yield from member.open(again, settings + found, always=True)
     settings = everyone[0][: tuning.PACKED_BYTES]
     told = [device_support.decode(item[tuning.PACKED_BYTES :]) for item in everyone]
-    return wire, tuning.unpacked(settings), device_support.agree(told)
+    return (
+        wire,
+        tuning.unpacked(settings),
+        wants_peers,
+        device_support.agree(told),
+    )
 
 
 _HOST_BYTES = 8
@@ -289,6 +303,7 @@ def _member(
     device_transport: str = "staged",
     settings: tuning.Tuning = tuning.DEFAULTS[tuning.NODE],
     node: Callable[[], tuple[int, ...]] | None = None,
+    reaches: bool = False,
 ) -> Collectives:
     transport = mpi.MPITransport(
         lease.comm, message_bytes, members, place, lease.persistent
@@ -297,6 +312,7 @@ def _member(
     room += 1  # what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
+    reaches = reaches and transport.size > 1
     return Collectives(
         transport,
         opening,
@@ -306,6 +322,8 @@ def _member(
         tuning=settings,
         device_transport=device_transport,
         node=node,
+        peer_memory=PeerMemory() if reaches else None,
+        stages=Stages() if reaches else None,
     )
 
 

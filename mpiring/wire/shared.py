@@ -26,6 +26,7 @@ import mmap
 import operator
 import os
 import stat
+import struct
 import weakref
 from collections.abc import Callable
 from math import prod
@@ -110,6 +111,7 @@ def empty(
     dtype: Any,
     position: Position,
     made: Callable[[Backing], None],
+    node: tuple[int, ...] = (),
 ) -> Program[Array]:
     """This rank's new array, in memory that all ranks of its node reach; see :meth:`mpiring.Ring.empty`.
 
@@ -118,6 +120,7 @@ def empty(
         shape, dtype: the same on every rank.
         position: in the opening exchange all the time: nothing here is wrong on one rank alone.
         made: is told of the file, which has to be closed however the call ends.
+        node: the ranks that may share memory; by default those that the MPI says.
     """
     rank = member.transport.rank
     call = Call("empty")
@@ -128,7 +131,7 @@ def empty(
         call.fields = (("shape", str(list(lengths))), ("dtype", name))
     yield from member.open(call, always=True)
     nbytes = prod(lengths) * NUMPY.itemsize(name)
-    node = member.node()
+    node = node or member.node()
     backing: Backing | None = None
     identity = b""
     if rank == node[0] and len(node) > 1:
@@ -172,6 +175,19 @@ def _created(made: Callable[[Backing], None]) -> Backing | None:
 def place_of(kind: Any, flat: Array) -> Place | None:
     """Where a flat buffer lies in memory of this module; None if it is other memory."""
     return None if kind.is_device else locate(kind.pointer(flat))
+
+
+def pack_place(place: Place | None) -> bytes:
+    """A place as bytes for another rank; none if there is none."""
+    return b"" if place is None else _PLACE.pack(*place)
+
+
+def unpack_place(said: bytes) -> Place | None:
+    """What :func:`pack_place` was given."""
+    return Place(*_PLACE.unpack(said)) if said else None
+
+
+_PLACE = struct.Struct(f"<{_IDENTITY_BYTES}sQ")
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

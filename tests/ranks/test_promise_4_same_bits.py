@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from mpiring import Ring, average_gradients
 
+from ranks.reaching import reaching, staging
 from ranks.reference import (
     COMPLEX,
     DTYPES,
@@ -112,9 +114,10 @@ def paths(rings: dict[str, Ring], x, forms) -> Iterator[tuple[str, Any, dict]]:
             for kind, ring in rings.items():
                 name = f"{order} order, {algorithm}, {kind}"
                 yield name, lambda ring=ring, **w: out_of_place(ring, x, **w), how
-            for form in forms:
-                ring = rings["plain"]
-                name = f"{order} order, {algorithm}, {form.__name__}"
+            near = ("peers", "stages") if algorithm == "auto" else ()
+            for form, kind in product(forms, ("plain", *near)):
+                name = f"{order} order, {algorithm}, {form.__name__}, {kind}"
+                ring = rings[kind]
                 yield name, lambda f=form, r=ring, **w: f(r, x, **w), how
 
 
@@ -125,6 +128,8 @@ def rings(comm):
             "plain": stack.enter_context(Ring(comm)),
             "short messages": stack.enter_context(Ring(comm, message_bytes=24)),
             "unchecked": stack.enter_context(Ring(comm, check=False)),
+            "peers": stack.enter_context(reaching(comm)),
+            "stages": stack.enter_context(staging(comm)),
         }
         for name, profile in PROFILES.items():
             with tuned(profile):
@@ -289,8 +294,9 @@ def test_any_count_dtype_and_path(comm, agreed, data):
     count = data.draw(st.integers(0, 300), "count")
     seed = data.draw(st.integers(0, 1000), "seed")
     form = data.draw(st.sampled_from((out_of_place, *FORMS)), "form")
+    make = data.draw(st.sampled_from((Ring, reaching, staging)), "ring")
     inputs = [random_array(dtype, count, r, seed) for r in range(comm.size)]
-    with Ring(comm) as ring:
+    with make(comm) as ring:
         how = {"op": op, "order": order, "algorithm": algorithm}
         actual = form(ring, inputs[comm.rank], **how)
     with agreed():

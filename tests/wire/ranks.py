@@ -10,6 +10,8 @@ from mpiring.wire.collectives import Collectives
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
+from mpiring.wire.peer_memory import PeerMemory
+from mpiring.wire.staged import Stages
 
 from wire.interleaving import chooser
 
@@ -18,7 +20,8 @@ class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
 
     ``tuning`` has the settings that are not the defaults; nothing rides in the opening exchange unless it says so.
-    ``node(rank)`` are the ranks that the MPI would say share memory with that one.
+    ``node(rank)`` are the ranks that the MPI would say share memory with that one.  With ``peers`` they reach into
+    each other's arrays, with ``stages`` they have stages, however short these are.
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class Ranks:
         device_transport="staged",
         tuning=None,
         node=None,
+        peers=False,
+        stages=False,
         **more,
     ):
         settings = replace(
@@ -47,6 +52,9 @@ class Ranks:
                 tuning=settings,
                 device_transport=device_transport,
                 node=node and (lambda rank=rank: node(rank)),
+                peer_memory=PeerMemory() if peers else None,
+                stages=Stages() if stages else None,
+                peer_bytes=0,
             )
             for rank, transport in enumerate(self.network.transports)
         ]
@@ -56,6 +64,27 @@ class Ranks:
         return self.network.run(
             [kept(program(rank, c)) for rank, c in enumerate(self.collectives)]
         )
+
+    def sends(self, call):
+        """What a call gives, and how many bytes its longest message has."""
+        longest = 0
+        posts = [t.post_send for t in self.network.transports]
+
+        def watched(post):
+            def post_send(buffer, dest, tag):
+                nonlocal longest
+                longest = max(longest, len(buffer))
+                return post(buffer, dest, tag)
+
+            return post_send
+
+        for transport, post in zip(self.network.transports, posts):
+            vars(transport)["post_send"] = watched(post)
+        try:
+            return call(), longest
+        finally:
+            for transport in self.network.transports:
+                del vars(transport)["post_send"]
 
     def call(self, name, arguments):
         """Call one collective on each rank with ``arguments(rank)``."""

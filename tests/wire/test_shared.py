@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from mpiring.errors import RingError
 from mpiring.wire import fused, shared
+from mpiring.wire.agree import PAYLOAD_BYTES
 from mpiring.wire.arrays import NUMPY
 from mpiring.wire.arrays.mapped import Place, locate
-from mpiring.wire.calls import Call, facts_of, with_facts
+from mpiring.wire.calls import Call, at_address, facts_of, with_facts
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.rooted import broadcast, reduce
@@ -75,27 +76,6 @@ class Node(Ranks):
         for array, value in zip(arrays, values):
             array[...] = value
         return arrays
-
-    def sends(self, call):
-        """What a call gives, and how many bytes its longest message has."""
-        longest = 0
-        posts = [t.post_send for t in self.network.transports]
-
-        def watched(post):
-            def post_send(buffer, dest, tag):
-                nonlocal longest
-                longest = max(longest, len(buffer))
-                return post(buffer, dest, tag)
-
-            return post_send
-
-        for transport, post in zip(self.network.transports, posts):
-            transport.post_send = watched(post)
-        try:
-            return call(), longest
-        finally:
-            for transport in self.network.transports:
-                del transport.post_send
 
 
 def where(array):
@@ -264,15 +244,25 @@ places = st.none() | st.builds(
 )
 
 
-@given(st.booleans(), places, places, st.binary(max_size=95))
-@example(True, None, None, b"")
-@example(False, Place(b"12345678", 0), None, b"x")
-def test_facts_come_back(stages, x, out, payload):
+addresses = st.none() | st.builds(at_address, st.integers(0, 2**64 - 1))
+
+
+@given(
+    st.booleans(),
+    st.tuples(places, places),
+    st.tuples(addresses, addresses),
+    st.binary(max_size=79),
+)
+@example(True, (None, None), (None, None), b"")
+@example(False, (Place(b"12345678", 0), None), (None, None), b"x")
+@example(False, (None, None), (at_address(0), None), b"")
+def test_facts_come_back(stages, there, here, payload):
     call = Call("allreduce")
-    call.stages, call.places = stages, (x, out)
+    call.stages, call.places, call.addresses = stages, there, here
     said = with_facts(call, payload)
-    assert facts_of(said) == (stages, (x, out), payload)
-    if not (stages or x or out or payload):
+    assert facts_of(said) == (stages, there, here, payload)
+    assert len(said) <= PAYLOAD_BYTES
+    if not (stages or any(there) or any(here) or payload):
         assert said == b""
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
+from mpiring.wire.cross_memory import is_wanted
 from mpiring.wire.loaded import Library
 
 from . import device_probe, devices, launch, library, machine, packages, profile
@@ -183,10 +184,14 @@ def diagnose(
         if probe.size is not None and start.status != PROBLEM:
             findings += examine_job(probe, family, probe.size)
     findings.append(examine_memory(probe))
-    tries = {r: n.peer_read for r, n in probe.nodes.items() if n.peer_read is not None}
+    tries = {
+        r: n.peer_reach for r, n in probe.nodes.items() if n.peer_reach is not None
+    }
     linux = sys.platform == "linux"
     findings.append(
-        machine.judge_peer_memory(machine.find_ptrace_scope(), tries, linux)
+        machine.judge_peer_memory(
+            machine.find_ptrace_scope(), tries, linux, is_wanted(environment)
+        )
     )
     if hasattr(os, "geteuid"):
         findings.append(machine.judge_root(os.geteuid(), environment, family))

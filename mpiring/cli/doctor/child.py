@@ -22,6 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpiring.device import find_gpus
 from mpiring.wire import device_support
+from mpiring.wire.cross_memory import (
+    TOKEN_BYTES,
+    Reach,
+    is_known,
+    let_peers_reach,
+    try_all,
+)
 from mpiring.wire.device_evidence import find_facts
 from mpiring.wire.device_support import Found, decode, encode
 from mpiring.wire.loaded import find_library
@@ -59,13 +66,13 @@ class NodeFacts:
     Attributes:
         group: the ranks of the node, of COMM_WORLD.
         file_seen: whether the file that the first of them made in shared memory is there.
-        peer_read: ``""`` if the next rank's memory could be read, else the error; None if not
-        tried.
+        peer_reach: ``""`` if the others' memory could be read and written, else the error; None if
+        not tried.
     """
 
     group: tuple[int, ...]
     file_seen: bool = True
-    peer_read: str | None = None
+    peer_reach: str | None = None
 
 
 def run_child(send: Callable[[str, Any], None], timeout: float) -> None:
@@ -166,7 +173,7 @@ def look_around(node: MPI.Comm, world_rank: int) -> NodeFacts:
         return NodeFacts(group)
     with shared_file(node) as seen:
         node.Barrier()
-    return NodeFacts(group, seen, read_neighbour(node))
+    return NodeFacts(group, seen, reach_peers(node))
 
 
 @contextmanager
@@ -193,30 +200,23 @@ def shared_file(node: MPI.Comm) -> Iterator[bool]:
             os.unlink(path)
 
 
-def read_neighbour(node: MPI.Comm) -> str:
-    """Read eight known bytes out of the next rank's memory; ``""`` or the reason why not."""
-    mine = ctypes.create_string_buffer(f"{node.rank:08d}".encode(), 8)
-    places = node.allgather((os.getpid(), ctypes.addressof(mine)))
-    peer = (node.rank + 1) % node.size
-    pid, address = places[peer]
-    got = ctypes.create_string_buffer(8)
-
-    class Piece(ctypes.Structure):  # struct iovec
-        _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-    local, remote = Piece(ctypes.addressof(got), 8), Piece(address, 8)
-    libc = ctypes.CDLL(None, use_errno=True)
-    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
-    count = libc.process_vm_readv(
-        ctypes.c_int(pid), ctypes.byref(local), one, ctypes.byref(remote), one, none
-    )
-    error = os.strerror(ctypes.get_errno()) if count < 0 else ""
-    node.Barrier()  # the buffers live until everyone has read
-    if count < 0:
-        return error
-    return (
-        "" if got.raw == f"{peer:08d}".encode() else "other bytes than the neighbour's"
-    )
+def reach_peers(node: MPI.Comm) -> str:
+    """Read and write the memory of every other rank, as a ring's ranks try it; ``""`` or the reason why not."""
+    token = os.urandom(TOKEN_BYTES)
+    box = ctypes.create_string_buffer(token, (1 + node.size) * TOKEN_BYTES)
+    peers = node.allgather((os.getpid(), ctypes.addressof(box), token))
+    fault = "this system has no process_vm_readv"
+    for may_be_traced in (False, True):
+        if may_be_traced:
+            let_peers_reach()
+            node.Barrier()
+        if is_known():
+            fault = try_all(Reach(), node.rank, peers)
+        if not any(node.allgather(fault)):  # and the tokens live until all have tried
+            break
+    # The ranks in it are the node's, and not the job's.
+    reason = fault.partition(": ")[2]
+    return reason or (fault and "another process is in a rank's place")
 
 
 def main(descriptor: int, timeout: float) -> int:

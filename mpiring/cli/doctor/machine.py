@@ -216,16 +216,20 @@ PTRACE_SCOPES = (
 
 
 def judge_peer_memory(
-    scope: int | None, tries: Mapping[int, str], linux: bool = True
+    scope: int | None,
+    tries: Mapping[int, str],
+    linux: bool = True,
+    is_wanted: bool = True,
 ) -> Finding:
-    """Whether a rank may read the memory of another rank of its host (cross-memory attach).
+    """Whether a rank may read and write the memory of another rank of its host (cross-memory attach).
 
-    MPIs use it for large messages: one copy instead of two.
+    A ring moves long ordinary arrays this way, and MPIs use it for large messages: one copy instead of two.
 
     Args:
         scope: Yama's ``ptrace_scope``, None without Yama.
         tries: for each rank that tried, ``""`` or the error; empty if there was no other rank.
         linux: whether this is Linux at all.
+        is_wanted: whether the environment lets rings use it.
     """
     name = "peers' memory"
     if not linux:
@@ -236,17 +240,21 @@ def judge_peer_memory(
     how = f"/proc/sys/kernel/yama: {setting}"
     refused = {rank: error for rank, error in tries.items() if error}
     if tries:
-        how = f"process_vm_readv, tried by every rank on its neighbour; {how}"
-        found = "every rank can read its neighbour's memory"
+        how = f"process_vm_readv and process_vm_writev, tried by every rank on all of its host; {how}"
+        found = "every rank can reach the others' memory"
     else:
         found = f"may be read by {PTRACE_SCOPES[known]}; not tried, as there is no other rank"
     if refused:
         error = refused[min(refused)]
-        found = f"a neighbour's memory cannot be read by {name_ranks(refused)}: {error}"
+        found = (
+            f"the others' memory cannot be reached by {name_ranks(refused)}: {error}"
+        )
+    if not is_wanted:
+        found = f"{found}; rings do not use it, nor stages: MPIRING_PEER_MEMORY=0"
     if not refused and (tries or known == 0):
         return Finding(name, OK, found, how)
     advice = (
-        "everything works, but large messages on one host are copied twice.  sysctl"
+        "everything works, but long arrays go by messages on one host, and are copied twice.  sysctl"
         " kernel.yama.ptrace_scope=0 allows it; in a container, --cap-add=SYS_PTRACE and one pid"
         " namespace for all ranks"
     )

@@ -157,12 +157,12 @@ def test_ptrace_scope(tmp_path, text, scope):
         ),
         (3, {}, "note", "may be read by nobody"),
         (9, {}, "note", "may be read by nobody"),
-        (None, {0: "", 1: ""}, "ok", "every rank can read its neighbour's memory"),
+        (None, {0: "", 1: ""}, "ok", "every rank can reach the others' memory"),
         (
             1,
             {0: "", 1: ""},
             "ok",
-            "every rank can read its neighbour's memory",
+            "every rank can reach the others' memory",
         ),  # MPI named them
         (
             1,
@@ -177,6 +177,14 @@ def test_peers_memory(scope, tries, status, found):
     finding = machine.judge_peer_memory(scope, tries)
     assert finding.status == status and found in finding.found
     assert ("ptrace_scope=0" in finding.advice) == (status == "note")
+
+
+def test_peers_memory_that_is_not_wanted():
+    finding = machine.judge_peer_memory(None, {0: "", 1: ""}, is_wanted=False)
+    assert finding.status == "ok"
+    assert finding.found.endswith(
+        "rings do not use it, nor stages: MPIRING_PEER_MEMORY=0"
+    )
 
 
 def test_peers_memory_elsewhere():

@@ -1,0 +1,189 @@
+"""Reductions of arrays that are not long, through memory that all ranks of a node have mapped for their ring.
+
+The sibling of :mod:`mpiring.wire.peers` for ordinary arrays of up to about a MiB.  There a system call for each peer
+and block costs more than the bytes; here each rank has a *stage*, in memory as that of :mod:`mpiring.wire.shared`, and
+a call is
+
+1. *bring*: before the opening exchange a rank copies what the others will read of its input into its stage;
+2. *fold*: after it, it combines its segment, of the others' stages and its own array, in the order of promise 4, into
+   its output and into its stage;
+3. *take*: after the closing exchange it copies the others' results out of their stages.
+
+Theory
+    A stage has a room for the input and another one for the result.  The room for the input is written before a
+    call's opening exchange, and read by others until its closing exchange: who writes it for the next call has left
+    that one, so nobody reads any more.  The room for the result is written after an opening exchange and read by others
+    after the closing exchange, until they come to the next opening exchange, which no rank leaves before.  In one room
+    for both, the input of the next call could come over a result that others have not taken yet.
+
+A stage is made when a call first wants it, and all ranks are known to be in that call.  Where there is no memory for
+it, nobody has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..plan.schedules import combination
+from ..plan.segments import Segments
+from . import fused
+from .arithmetic import Array
+from .arrays import NUMPY, Kind
+from .calls import Call
+from .shared import Backing, empty, pack_place, place_of, unpack_place
+from .transport import Program
+
+if TYPE_CHECKING:
+    from .collectives import Collectives
+    from .execute import Position
+
+# The longest array, and all of a ring's stages together: a container has 64 MiB of such memory.
+_LONGEST, _TOGETHER = 1 << 20, 16 << 20
+
+_ALIGNMENT = 64
+_MOST_PLANS = 64
+
+
+class Plan(NamedTuple):
+    """Where things are, for arrays of one length and dtype.
+
+    Attributes:
+        mine: this rank's segment.
+        brought: for the others: a part of the array, and where it is brought to.
+        theirs: this rank's segment of each rank's array, in their stages.
+        result: where this rank's result goes.
+        results: of the others: the part of the array, and where it is taken from.
+    """
+
+    mine: slice
+    brought: list[tuple[slice, Array]]
+    theirs: list[Array]
+    result: Array
+    results: list[tuple[slice, Array]]
+
+
+def longest(size: int) -> int:
+    """The bytes of the longest array for which a ring of so many ranks has stages."""
+    return min(_LONGEST, _TOGETHER // (2 * size))
+
+
+class Stages:
+    """The stages of one ring, as one rank sees them.
+
+    Attributes:
+        why_not: why there are none, as the ranks have agreed; "" if there are, or nobody has tried.
+    """
+
+    def __init__(self, why_not: str = "") -> None:
+        self.why_not = why_not
+        self._areas: list[Array] = []  # of the ranks, as bytes
+        self._plans: dict[tuple[int, Any], Plan] = {}
+
+    def plan(self, rank: int, count: int, dtype: Any) -> Plan | None:
+        """Where the arrays of a call are; None as long as there are no stages."""
+        if not self._areas:
+            return None
+        plan = self._plans.get((count, dtype))
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[count, dtype] = _planned(self._areas, rank, count, dtype)
+        return plan
+
+    def are_there(self, member: Collectives, position: Position) -> Program[bool]:
+        """Whether every rank has a stage: the same on all ranks.
+
+        Collective the first time: all ranks have to be known to call it.
+        """
+        if not (self._areas or self.why_not):
+            made: list[Backing] = []
+            try:
+                self._areas = yield from _stages(member, position, made)
+            except MemoryError as error:  # the same on all ranks
+                self.why_not = str(error)
+            finally:
+                for backing in made:
+                    backing.close()
+            if not self._areas:
+                self.why_not = self.why_not or "the ranks do not share memory"
+        return not self.why_not
+
+
+def _stages(
+    member: Collectives, position: Position, made: list[Backing]
+) -> Program[list[Array]]:
+    size = member.transport.size
+    nbytes = _room(longest(size)) + _room(longest(size))
+    everyone = tuple(range(size))
+    mine = yield from empty(member, nbytes, "uint8", position, made.append, everyone)
+    call = Call("sharing stages")
+    said = yield from member.open(call, pack_place(place_of(NUMPY, mine)), always=True)
+    places = [*map(unpack_place, said)]
+    return fused.reach(places, nbytes, "uint8") if fused.are_shared(places) else []
+
+
+def _room(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _planned(areas: Sequence[Array], rank: int, count: int, dtype: Any) -> Plan:
+    size, segments = len(areas), Segments(count, len(areas))
+    half = len(areas[0]) // 2
+    inputs = [NUMPY.typed(area[:half], dtype, count) for area in areas]
+    results = [
+        NUMPY.typed(area[half:], dtype, segment.length)
+        for area, segment in zip(areas, segments)
+    ]
+    mine = segments[rank].slice
+    around = [slice(0, mine.start), slice(mine.stop, count)]
+    others = [other for other in _others(rank, size) if segments[other].length]
+    return Plan(
+        mine,
+        [(part, inputs[rank][part]) for part in around if part.start < part.stop],
+        [x[mine] for x in inputs],
+        results[rank],
+        [(segments[other].slice, results[other]) for other in others],
+    )
+
+
+def bring(plan: Plan, kind: Kind, x: Array) -> None:
+    """Copy what the others will read of the input into this rank's stage."""
+    for part, room in plan.brought:
+        kind.copy(x[part], room)
+
+
+def fold(
+    plan: Plan,
+    rank: int,
+    kind: Kind,
+    op: str,
+    order: str,
+    last: int,
+    x: Array,
+    outs: list[Array],
+) -> None:
+    """Combine this rank's segment of all inputs into each of ``outs``; ``last`` is combined last in a ring's order."""
+    operands = plan.theirs.copy()
+    operands[rank] = x[plan.mine]
+    size = len(operands)
+    ranks = _ranks(order, last, size)
+    kind.fold_to_all(op, size, [operands[other] for other in ranks], outs)
+
+
+def take(plan: Plan, kind: Kind, out: Array) -> None:
+    """Copy the others' results out of their stages."""
+    for part, room in plan.results:
+        kind.copy(room, out[part])
+
+
+@lru_cache(maxsize=128)
+def _ranks(order: str, last: int, size: int) -> Sequence[int]:
+    return tuple(combination(order, last, size))
+
+
+@lru_cache(maxsize=128)
+def _others(rank: int, size: int) -> Sequence[int]:
+    *others, _ = combination("ring", rank, size)
+    return others
