@@ -425,12 +425,22 @@ class Collectives:
 
         Whether it is depends on what is equal on all ranks that offer their memory.
         """
-        if x.nbytes > self._stage_bytes or not any(call.addresses):
-            return None
-        plan = self.stages.plan(self.transport.rank, x.size, x.dtype)
+        plan = self.stage(x) if any(call.addresses) else None
         if plan is not None:
             staged.bring(plan, kind, x)
         return plan
+
+    def stage(self, x: Array) -> Plan | None:
+        """Where an array like this one is in the stages; None if it is too long for them, or they are not there."""
+        if x.nbytes > self._stage_bytes:
+            return None
+        return self.stages.plan(self.transport.rank, x.size, x.dtype)
+
+    def is_way_known(self, nbytes: int) -> bool:
+        """Whether arrays of so many bytes go through stages or by the peers' memory, and those are there already."""
+        if nbytes <= self._stage_bytes and not self.stages.why_not:
+            return self.stages.are_made
+        return self.peer_memory.has_tried
 
     def staged(
         self, call: Call, plan: Plan | None, kind: Kind, x: Array, position: Position

@@ -48,6 +48,11 @@ class PeerMemory:
         self._rank = 0
         self._pids: list[int] = []  # of the ranks, in order, when all have tried
 
+    @property
+    def has_tried(self) -> bool:
+        """Whether the ranks have tried, and can."""
+        return bool(self._pids)
+
     def is_there(self, member: Collectives) -> Program[bool]:
         """Whether every rank may read and write the memory of every other one: the same on all ranks.
 

@@ -6,7 +6,9 @@ done when a ring meets them for the first time, and kept.  What is left of a cal
 
 * of a small array (:mod:`mpiring.wire.small`), which rides in it, one pass over what has come;
 * of an array of ``ring.empty`` (:mod:`mpiring.wire.fused`), one pass over all ranks' arrays, and the closing
-  exchange.
+  exchange;
+* of another array of ranks on one node, the same through stages (:mod:`mpiring.wire.staged`) or the peers' memory
+  (:mod:`mpiring.wire.peers`), once these are there.
 
 Rules:
 
@@ -22,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from . import fused, small
+from . import fused, peers, small, staged
 from .agree import Heard, Summary
 from .arithmetic import Array
 from .arrays import NUMPY
 from .arrays.host import is_plain
 from .arrays.mapped import Place
-from .calls import Call, facts_of, with_facts
+from .calls import Call, at_address, facts_of, with_facts
 from .collectives import Collectives
 from .execute import Position
 from .operands import operand
@@ -56,22 +58,26 @@ class Repeated:
         """The program of :meth:`Collectives.allreduce`, if the call is of the usual kind; else None."""
         if not is_plain(x, out):
             return None
-        rides = x.nbytes <= self._member.small_bytes and algorithm == "auto"
+        member = self._member
+        way: type[_Seen]
         place = None
-        if not rides:
-            place = None if out is None else place_of(NUMPY, x)
-            if place is None:
-                return None
+        if x.nbytes <= member.small_bytes and algorithm == "auto":
+            way = _Riding
+        elif out is not None and (place := place_of(NUMPY, x)) is not None:
+            way = _Shared
+        elif x.nbytes >= member.peer_bytes and algorithm == "auto":
+            way = _Reaching
+        else:
+            return None
         try:
-            key = (x.dtype, x.shape, op, order, algorithm)
+            key = (x.dtype, x.shape, op, order, algorithm, way)
             seen = self._seen.get(key)
         except TypeError:  # an argument without a hash is a wrong one
             return None
         if seen is None:
             if len(self._seen) >= _MOST:
                 self._seen.clear()
-            call = _Riding if rides else _Shared
-            seen = self._seen[key] = call(self._member, x, op, order, algorithm)
+            seen = self._seen[key] = way(member, x, op, order, algorithm)
         if not seen.is_usual:
             return None
         return seen.program(x, out, place, position)
@@ -117,9 +123,13 @@ class _Seen:
         return Rehearsed(opening, self._rank, self._text, begin, length)
 
     def _ordinary(
-        self, x: Array, out: Array | None, position: Position, heard: Heard
+        self,
+        x: Array,
+        out: Array | None,
+        position: Position,
+        heard: Heard | None = None,
     ) -> Program[Array]:
-        """Go on in the ordinary way, after the opening exchange."""
+        """The ordinary call; after the opening exchange, if that has been heard."""
         op, order, algorithm = self._op, self._order, self._algorithm
         return self._member.allreduce(x, op, out, order, algorithm, position, heard)
 
@@ -174,11 +184,7 @@ class _Shared(_Seen):
         facts = with_facts(call, b"")
         said = self._opening.said
         if len(facts) != 1 + len(said[0]):  # an out of other memory
-            return (
-                yield from self._member.allreduce(
-                    x, self._op, out, self._order, self._algorithm, position
-                )
-            )
+            return (yield from self._ordinary(x, out, position))
         said[self._rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
         if heard is None:
@@ -198,3 +204,55 @@ class _Shared(_Seen):
                 self._rank, self._op, self._order, self._count, self._name, xs, outs
             )
         self._fold(xs, outs)
+
+
+class _Reaching(_Seen):
+    """Ordinary arrays of ranks on one node."""
+
+    def _learn(self, x: Array) -> bool:
+        facts = self._facts(x, x)
+        self._opening = self._rehearsed(facts[:1], len(facts) - 1)
+        return True
+
+    def _facts(self, x: Array, out: Array) -> bytes:
+        call = Call("")
+        there = at_address(NUMPY.pointer(x))
+        call.addresses = there, (there if out is x else at_address(NUMPY.pointer(out)))
+        return with_facts(call, b"")
+
+    def program(
+        self, x: Array, out: Array | None, place: Place | None, position: Position
+    ) -> Program[Array]:
+        member, rank, size = self._member, self._rank, self._size
+        if not member.is_way_known(x.nbytes):
+            return (yield from self._ordinary(x, out, position))
+        flat = x.reshape(-1)
+        stage = member.stage(flat)
+        result = NUMPY.empty(self._shape, self._dtype) if out is None else out
+        target = result.reshape(-1)
+        if stage is None:
+            length = peers.block_bytes(size)
+            rooms = member.scratch.rooms(NUMPY, size, length, self._dtype)
+        else:
+            staged.bring(stage, NUMPY, flat)
+        facts, said = self._facts(x, result), self._opening.said
+        said[rank][:] = facts[1:]
+        heard = yield from self._opening.exchange()
+        if heard is not None:
+            return (yield from self._ordinary(x, out, position, heard))
+        if stage is not None:
+            position.phase = "staged allreduce"
+            outs = [target[stage.mine], stage.result]
+            staged.fold(stage, rank, NUMPY, self._op, self._order, rank, flat, outs)
+            yield from member.closing.exchange(position)
+            staged.take(stage, NUMPY, target)
+            return result
+        position.phase = "allreduce in the peers' memory"
+        told = [facts_of(facts[:1] + one)[2] for one in said]
+        xs, outs_of_all = (
+            [place for place in places if place] for places in zip(*told)
+        )
+        how = member.peer_memory, rank, NUMPY, self._op, self._order, rooms
+        peers.allreduce(*how, flat, target, xs, outs_of_all)
+        yield from member.closing.exchange(position)
+        return result

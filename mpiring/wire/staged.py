@@ -83,6 +83,11 @@ class Stages:
         self._areas: list[Array] = []  # of the ranks, as bytes
         self._plans: dict[tuple[int, Any], Plan] = {}
 
+    @property
+    def are_made(self) -> bool:
+        """Whether they are there."""
+        return bool(self._areas)
+
     def plan(self, rank: int, count: int, dtype: Any) -> Plan | None:
         """Where the arrays of a call are; None as long as there are no stages."""
         if not self._areas:
