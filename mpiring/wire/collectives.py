@@ -125,6 +125,8 @@ class Collectives:
         call = Call("allreduce")
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
+        stage: Plan | None = None
+        rooms: Rooms | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
@@ -198,6 +200,8 @@ class Collectives:
         home = self.transport.rank
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
+        stage: Plan | None = None
+        rooms: Rooms | None = None
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
