@@ -123,10 +123,13 @@ def combine(
     # multiply-adds where the CPU has them, and a single number in place without.
     is_free = not (op == "prod" and wide.kind == "c")
     goes_straight = is_free and not rounds
-    if goes_straight and not divides and len(operands) == 2 and len(outs) == 1:
+    is_short = len(outs) == 1 or out.nbytes <= BLOCK_BYTES
+    if goes_straight and not divides and len(operands) == 2 and is_short:
         left, right = operands
         if left.dtype == right.dtype == wide:
             step(left, right, out=out)
+            for other in outs[1:]:
+                other[...] = out
             return
     length = BLOCK_BYTES // wide.itemsize
     needs_block = rounds or len(operands) > 2

@@ -37,7 +37,9 @@ from .arrays.mapped import Place
 from .memory import Rooms
 from .peer_memory import PeerMemory
 
-# Scratch of a rank, shared out among blocks of each rank's array; what is measured is in docs/performance.md.
+# Scratch of a rank, shared out among blocks of each rank's array.  Two cores with 1 MiB of L2 each took, for blocks of
+# 256, 512 and 1024 KiB: two ranks 655, 551 and 495 us for 4 MiB, 8.9, 7.7 and 8.1 ms for 64 MiB; four ranks 2.3, 2.2
+# and 2.4 ms, 21.8, 21.2 and 20.8 ms.  Shorter blocks cost system calls.
 _TOGETHER = 2 << 20
 _LONGEST, _SHORTEST = 512 << 10, 16 << 10
 

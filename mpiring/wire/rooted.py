@@ -34,9 +34,10 @@ from .collectives import (
 )
 from .device_transport import until_done
 from .execute import Position
-from .memory import InChunks, Memory
+from .memory import InChunks, Memory, Rooms
 from .operands import Operand, Target, flat_input, nowhere, operand, output, packed
 from .shared import place_of
+from .staged import Plan
 from .transport import Program
 
 _NOTHING = NUMPY.empty(0, "uint8")
@@ -58,6 +59,8 @@ def reduce(
     call = Call("reduce")
     transport = member.transport
     mine: bytes | None = None
+    stage: Plan | None = None
+    rooms: Rooms | None = None
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)

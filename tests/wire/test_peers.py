@@ -320,6 +320,23 @@ def test_without_the_check_it_goes_the_same_way():
     assert longest < FEW and all((x == 0o111).all() for x in results)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_what_rides_on_some_ranks_only_goes_by_messages(way):
+    """Some ranks bring their bytes to the opening exchange, and one, as with an array on a device, does not."""
+    ranks = Ranks(3, small_bytes=100, **{way: True})
+    ranks.collectives[1]._small_bytes = -1
+    xs = [np.full(10, 8**r) for r in range(3)]
+    for turn in range(2):
+        for x in ranks.call("allreduce", lambda r: (xs[r],)):
+            assert (x == 0o111).all()
+        parts = ranks.call("reduce_scatter", lambda r: (xs[r],))
+        assert (np.concatenate(parts) == 0o111).all()
+        results = ranks.run(
+            lambda r, c: reduce(c, xs[r], "sum", 1, None, "ring", "auto", Position())
+        )
+        assert (results[1] == 0o111).all()
+
+
 def test_errors_are_those_of_every_path():
     ranks, xs = make(3), arrays(3)
     xs[2] = xs[2][:-1]
@@ -461,8 +478,8 @@ def test_the_longest_arrays_and_longer_ones(monkeypatch, size, dtype):
 
 @pytest.mark.parametrize("size", [2, 3, 8, 100, 1000])
 def test_stages_take_little(size):
-    assert 4096 < staged.longest(size) <= 1 << 20
-    assert size * sum(staged._rooms(size)) <= 10 << 20
+    assert 4096 < staged.longest(size) <= 2 << 20
+    assert size * sum(staged._rooms(size)) <= 11 << 20
 
 
 def test_plans_are_not_kept_for_ever(monkeypatch):
