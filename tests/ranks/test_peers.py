@@ -139,13 +139,15 @@ def test_each_byte_moves_once_there_and_once_back(comm, near, moved):
 
 @pytest.mark.ranks(2, 3, 4)
 def test_from_how_many_bytes_on(comm, ring, moved, monkeypatch):
-    """In a ring as it is: by messages, through stages, by the peers' memory."""
+    """In a ring as it is: in the opening exchange, through stages, by the peers' memory."""
     folds: list[int] = []
     honest = staged.fold
     monkeypatch.setattr(staged, "fold", lambda *how: folds.append(1) or honest(*how))
     ways = []
-    longest = staged.longest(comm.size)
-    for nbytes in (PEER_BYTES - 8, PEER_BYTES, longest, longest + 8):
+    (member,) = ring._session.members
+    rides, longest = member.small_bytes // 8 * 8, staged.longest(comm.size)
+    shortest = max(rides + 8, PEER_BYTES)
+    for nbytes in (rides, shortest, longest, longest + 8):
         x = np.full(nbytes // 8, 8**comm.rank)
         total = ring.allreduce(x)
         assert (total == int("1" * comm.size, 8)).all()

@@ -323,8 +323,8 @@ def test_without_the_check_it_goes_the_same_way():
 @pytest.mark.parametrize("way", WAYS)
 def test_what_rides_on_some_ranks_only_goes_by_messages(way):
     """Some ranks bring their bytes to the opening exchange, and one, as with an array on a device, does not."""
-    ranks = Ranks(3, small_bytes=100, **{way: True})
-    ranks.collectives[1]._small_bytes = -1
+    ranks = Ranks(3, tuning={"small_bytes": 100}, **{way: True})
+    ranks.collectives[1].small_bytes = -1
     xs = [np.full(10, 8**r) for r in range(3)]
     for turn in range(2):
         for x in ranks.call("allreduce", lambda r: (xs[r],)):
