@@ -20,7 +20,7 @@ say = @printf '\n== %s\n' "make $@: $(1)"
 help:
 	@echo 'make demo          trains a model on 4 processes, from a fresh clone; about 2 minutes'
 	@echo 'make test          tests on Open MPI, and a short run on MPICH and Intel MPI; under 10 minutes'
-	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 30 minutes'
+	@echo 'make test-all      all tests on all three MPIs, the long ones and those with torch and JAX too; 35 minutes'
 	@echo 'make test-network  tests between four hosts, made of network namespaces; needs root; 2 minutes'
 	@echo 'make bench         the benchmark on all three MPIs, and as root between four hosts; about 30 minutes'
 	@echo 'make lecture       the lecture'\''s formulas against such a network, as a table; needs root; 10 minutes'
@@ -75,11 +75,13 @@ define smoke
 endef
 
 test-all: .venv/.has-test .venv/.has-adapters $(OTHERS:%=.venv-%/.has-test)
-	$(foreach venv,.venv $(OTHERS:%=.venv-%),$(call everything,$(venv)))
+	$(call everything,.venv)
+	$(foreach venv,$(OTHERS:%=.venv-%),$(call everything,$(venv), and not no_mpi))
 
+# The environment, and what is left out in it besides: what starts no MPI has run in the first.
 define everything
-	$(call say,all tests in $(1)$(comma) the long ones too$(comma) in two runs at a time; about 9 minutes)
-	$(call two-runs,$(1))
+	$(call say,all tests in $(1)$(2)$(comma) the long ones too$(comma) in two runs at a time; about 10 minutes)
+	$(call two-runs,$(1),$(2))
 
 endef
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -27,6 +28,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["MPIRING_PROFILE"] = "none"
     # An end by `timeout` or a CI's stop button must run the `finally` of who started processes.
     signal.signal(signal.SIGTERM, _leave)
+
+
+# What is proven, and what runs in one process, is the same whatever MPI is installed.
+WITHOUT_MPI = ("plan", "devices", "wire")
+BUT = ("test_loaded.py", "test_device_evidence.py", "test_device_support.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            folder, *_ = item.path.relative_to(here).parts
+            if folder in WITHOUT_MPI and item.path.name not in BUT:
+                item.add_marker(pytest.mark.no_mpi)
 
 
 def _leave(signum: int, frame: object) -> NoReturn:
