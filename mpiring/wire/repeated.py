@@ -210,14 +210,16 @@ class _Reaching(_Seen):
     """Ordinary arrays of ranks on one node."""
 
     def _learn(self, x: Array) -> bool:
-        facts = self._facts(x, x)
+        self._fold: Callable[[int, int], None] | None = None
+        facts = self._facts(0, 0)
         self._opening = self._rehearsed(facts[:1], len(facts) - 1)
-        return True
-
-    def _facts(self, x: Array, out: Array) -> bytes:
         call = Call("")
-        there = at_address(NUMPY.pointer(x))
-        call.addresses = there, (there if out is x else at_address(NUMPY.pointer(out)))
+        call.choose(self._algorithm)
+        return self._member.may_reach(call)
+
+    def _facts(self, x: int, out: int) -> bytes:
+        call = Call("")
+        call.addresses = at_address(x), at_address(out)
         return with_facts(call, b"")
 
     def program(
@@ -235,15 +237,23 @@ class _Reaching(_Seen):
             rooms = member.scratch.rooms(NUMPY, size, length, self._dtype)
         else:
             staged.bring(stage, NUMPY, flat)
-        facts, said = self._facts(x, result), self._opening.said
+        here = NUMPY.pointer(x)
+        there = here if result is x else NUMPY.pointer(result)
+        facts, said = self._facts(here, there), self._opening.said
         said[rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
         if heard is not None:
             return (yield from self._ordinary(x, out, position, heard))
         if stage is not None:
             position.phase = "staged allreduce"
-            outs = [target[stage.mine], stage.result]
-            staged.fold(stage, rank, NUMPY, self._op, self._order, rank, flat, outs)
+            how = rank, self._op, self._order, flat, target
+            if self._fold is None:
+                self._fold = staged.allreduce_fold(stage, *how)
+            if self._fold is not None:
+                self._fold(here, there)
+            else:
+                outs = [target[stage.mine], stage.result]
+                staged.fold(stage, rank, NUMPY, self._op, self._order, rank, flat, outs)
             yield from member.closing.exchange(position)
             staged.take(stage, NUMPY, target)
             return result
@@ -252,7 +262,7 @@ class _Reaching(_Seen):
         xs, outs_of_all = (
             [place for place in places if place] for places in zip(*told)
         )
-        how = member.peer_memory, rank, NUMPY, self._op, self._order, rooms
-        peers.allreduce(*how, flat, target, xs, outs_of_all)
+        to = member.peer_memory, rank, NUMPY, self._op, self._order, rooms
+        peers.allreduce(*to, flat, target, xs, outs_of_all)
         yield from member.closing.exchange(position)
         return result

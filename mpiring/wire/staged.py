@@ -22,7 +22,7 @@ it, nobody has one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ from ..plan.segments import Segments
 from . import fused
 from .arithmetic import Array
 from .arrays import NUMPY, Kind
+from .arrays.host import divisor_of, kernel_for
 from .calls import Call
 from .shared import Backing, empty, pack_place, place_of, unpack_place
 from .transport import Program
@@ -184,6 +185,36 @@ def fold(
     size = len(operands)
     ranks = _ranks(order, last, size)
     kind.fold_to_all(op, size, [operands[other] for other in ranks], outs)
+
+
+def allreduce_fold(
+    plan: Plan, rank: int, op: str, order: str, x: Array, out: Array
+) -> Callable[[int, int], None] | None:
+    """:func:`fold` of an all-reduce, as a function of the addresses of input and output; None without a kernel.
+
+    Args:
+        plan, rank, op, order: as for :func:`fold`.
+        x, out: the input and output of one of the calls.
+    """
+    operands = plan.theirs.copy()
+    operands[rank] = x[plan.mine]
+    size = len(operands)
+    outs = [out[plan.mine], plan.result]
+    kernel, factor = kernel_for(op, operands, outs, size, least=0)
+    if kernel is None:
+        return None
+    ranks = list(_ranks(order, rank, size))
+    addresses = [NUMPY.pointer(operands[other]) for other in ranks]
+    mine = ranks.index(rank)
+    start = addresses[mine] - NUMPY.pointer(x)
+    result = NUMPY.pointer(plan.result)
+    last = [plan.result.size * factor, *divisor_of(op, size)]
+
+    def by_addresses(x: int, out: int) -> None:
+        addresses[mine] = x + start
+        kernel(*addresses, out + start, result, *last)
+
+    return by_addresses
 
 
 def take(plan: Plan, kind: Kind, out: Array) -> None:
