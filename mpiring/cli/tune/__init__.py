@@ -32,7 +32,7 @@ SUMMARY = "measure what is fastest on this wire, and keep it in a profile; under
 
 EPILOG = """\
 examples:
-  mpirun -n 4 mpiring tune                      seconds on one host, a minute or so between slow ones
+  mpirun -n 4 mpiring tune                      seconds on a host, about a minute between slow ones
   mpirun -n 4 mpiring tune --quick              a look: fewer candidates and rounds
   mpirun -n 4 mpiring tune --output here.json --plot here.png
   MPIRING_PROFILE=here.json mpirun -n 4 python -m mpi4py program.py
