@@ -140,9 +140,9 @@ def test_each_byte_moves_once_there_and_once_back(comm, near, moved):
 @pytest.mark.ranks(2, 3, 4)
 def test_from_how_many_bytes_on(comm, ring, moved, monkeypatch):
     """In a ring as it is: in the opening exchange, through stages, by the peers' memory."""
-    folds: list[int] = []
-    honest = staged.fold
-    monkeypatch.setattr(staged, "fold", lambda *how: folds.append(1) or honest(*how))
+    taken: list[int] = []
+    honest = staged.take
+    monkeypatch.setattr(staged, "take", lambda *how: taken.append(1) or honest(*how))
     ways = []
     (member,) = ring._session.members
     rides, longest = member.small_bytes // 8 * 8, staged.longest(comm.size)
@@ -151,7 +151,7 @@ def test_from_how_many_bytes_on(comm, ring, moved, monkeypatch):
         x = np.full(nbytes // 8, 8**comm.rank)
         total = ring.allreduce(x)
         assert (total == int("1" * comm.size, 8)).all()
-        ways.append((len(folds), any(moved.take())))
+        ways.append((len(taken), any(moved.take())))
     assert ways == [(0, False), (1, False), (2, False), (2, True)]
 
 
