@@ -44,6 +44,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -258,6 +259,7 @@ def from_steps(
     )
 
 
+@lru_cache(maxsize=512)
 def combination(order: str, last: int, size: int) -> tuple[int, ...]:
     """The ranks in the order in which their contributions are combined, from left to right.
 
@@ -271,6 +273,15 @@ def combination(order: str, last: int, size: int) -> tuple[int, ...]:
     """
     first = last + 1 if order == "ring" else 0
     return tuple((first + i) % size for i in range(size))
+
+
+def others(rank: int, size: int) -> tuple[int, ...]:
+    """The other ranks, each rank's next one first, so that not all go to the same.
+
+    >>> others(1, 4)
+    (2, 3, 0)
+    """
+    return combination("ring", rank, size)[:-1]
 
 
 class Turn(NamedTuple):

@@ -122,19 +122,15 @@ class Opening:
             summary = Summary((rank, text), None, (rank, failure))
             head = encode(summary)
         slots = [payload]  # of rank, rank - 1, rank - 2, ...
-        done = -1
+        over, send = 0, None
         if begun is not None:
-            done, slots = begun.rounds, begun.slots
-            lowest = min([rank, *(round.lowest for round in self.rounds[:done])])
-        for number, round in enumerate(self.rounds[max(done, 0) :], max(done, 0)):
+            over, slots, send = begun
+            lowest = min([rank, *(round.lowest for round in self.rounds[:over])])
+        for round in self.rounds[over:]:
             receive, room = round.receive, round.room
-            if number != done:
+            if send is None:
                 receive.start()
-                message = head + pack(slots[: round.new], len(head))
-                send = round.send(message)
-            else:
-                assert begun is not None
-                send = begun.send
+                send = round.send(head + pack(slots[: round.new], len(head)))
             while not receive.test():
                 yield receive
             if agreed and room.startswith(head):
@@ -147,6 +143,7 @@ class Opening:
             slots += unpack(room, round.new)
             while not send.test():
                 yield send
+            send = None
         if agreed:
             summary = Summary((lowest, text))
         return summary, [slots[(rank - r) % size] for r in range(size)]
@@ -280,8 +277,13 @@ def pack(slots: list[bytes], at: int) -> bytes:
     parts = [lead(at)]
     for slot in slots:
         size = len(slot)
-        parts += _LENGTH.pack(size), slot, _PADDING[: _stride(size) - 2 - size]
+        parts += length_of(slot), slot, _PADDING[: _stride(size) - 2 - size]
     return b"".join(parts)
+
+
+def length_of(slot: bytes) -> bytes:
+    """What stands right before a payload."""
+    return _LENGTH.pack(len(slot))
 
 
 def unpack(message: bytearray, count: int) -> list[bytes]:

@@ -107,31 +107,37 @@ def _apart(
     return [x for x, _ in everyone], [out for _, out in everyone]
 
 
-# A payload begins with a byte of flags, and the places and addresses that it says are there.
-_STAGES, _HAS_INPUT, _HAS_OUTPUT, _HAS_INPUT_ADDRESS, _HAS_OUTPUT_ADDRESS = (
-    1 << bit for bit in range(5)
-)
+# A payload begins with a byte of flags, and those of input's and output's places and addresses that it says are there.
+_STAGES, *_FLAGS = (1 << bit for bit in range(5))
 _PLACE = struct.Struct("<8sQ")
-_ADDRESS = struct.Struct("<Q")
+_HERE = bytes(8)  # no region, but the memory of a process
 
 
 def at_address(address: int) -> Place:
     """A place in the memory of a rank's own process."""
-    return Place(b"", address)
+    return Place(_HERE, address)
+
+
+_NOWHERE: Places = (None, None)
 
 
 def with_facts(call: Call, payload: bytes) -> bytes:
     """What a rank brings to the opening exchange: its payload, and before it what a path depends on."""
-    (x, out), (x_here, out_here) = call.places, call.addresses
     if not (call.stages or call.hopes or payload):
         return b""
-    flags = call.stages * _STAGES
-    flags |= (x is not None) * _HAS_INPUT | (out is not None) * _HAS_OUTPUT
-    flags |= (x_here is not None) * _HAS_INPUT_ADDRESS
-    flags |= (out_here is not None) * _HAS_OUTPUT_ADDRESS
-    places = b"".join(_PLACE.pack(*place) for place in call.places if place)
-    places += b"".join(_ADDRESS.pack(here.offset) for here in call.addresses if here)
-    return bytes([flags]) + places + payload
+    return told(call.places, call.addresses, call.stages) + payload
+
+
+def told(
+    places: Places = _NOWHERE, addresses: Places = _NOWHERE, stages: bool = False
+) -> bytes:
+    """What a path depends on, as bytes: of a :class:`Call` the attributes of these names."""
+    flags, parts = stages * _STAGES, []
+    for flag, place in zip(_FLAGS, (*places, *addresses)):
+        if place is not None:
+            flags |= flag
+            parts.append(_PLACE.pack(*place))
+    return bytes([flags]) + b"".join(parts)
 
 
 def facts_of(said: bytes) -> tuple[bool, Places, Places, bytes]:
@@ -140,17 +146,11 @@ def facts_of(said: bytes) -> tuple[bool, Places, Places, bytes]:
         return False, (None, None), (None, None), b""
     flags, at = said[0], 1
     places: list[Place | None] = []
-    for flag in (_HAS_INPUT, _HAS_OUTPUT):
+    for flag in _FLAGS:
         place = None
         if flags & flag:
             place = Place(*_PLACE.unpack_from(said, at))
             at += _PLACE.size
-        places.append(place)
-    for flag in (_HAS_INPUT_ADDRESS, _HAS_OUTPUT_ADDRESS):
-        place = None
-        if flags & flag:
-            place = at_address(*_ADDRESS.unpack_from(said, at))
-            at += _ADDRESS.size
         places.append(place)
     x, out, x_here, out_here = places
     return bool(flags & _STAGES), (x, out), (x_here, out_here), said[at:]

@@ -25,29 +25,24 @@ from typing import Any
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
-from . import arithmetic, fused, hierarchy, peers, small, staged
+from . import arithmetic, fused, hierarchy, small
 from .agree import Heard, Opening
 from .arithmetic import Array
 from .arrays import Kind
-from .arrays.mapped import Place
-from .calls import Call, at_address, difference, facts_of, with_facts
+from .calls import Call, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
-from .memory import Cut, InChunks, Memory, Places, Rooms, Scratch, in_chunks
+from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
 from .operands import Operand, flat_input, operand, output
 from .peer_memory import PeerMemory
 from .pipeline import execute_in_chunks
 from .shared import place_of
-from .staged import Plan, Stages
+from .staged import Stages
 from .transport import Program, Transport
 from .tuning import DEFAULTS, NODE, Tuning
+from .ways import LEAST_BYTES, Ready, Ways
 
 _MOST_CHUNKS = 1024  # of a segment, and pieces of an array: each costs Python time
-
-# From so many bytes on ordinary arrays of one node go through stages or by the peers' memory.  Measured on two and four
-# ranks, with idle and with busy cores, that is faster than the direct exchange by messages from 8 KiB on, where 410
-# microseconds became 250; below 4 KiB arrays ride in the opening exchange.
-PEER_BYTES = 8 << 10
 
 # Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
 _SURE_BYTES = 1 << 20
@@ -71,7 +66,7 @@ class Collectives:
             None: there are none.
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
         stages: what ordinary arrays that are not long may go through, likewise.
-        peer_bytes: arrays of so many bytes, and longer ones, go that way, the same on every rank.
+        least_bytes: arrays of so many bytes, and longer ones, go that way, the same on every rank.
     """
 
     def __init__(
@@ -87,13 +82,10 @@ class Collectives:
         node: Callable[[], tuple[int, ...]] | None = None,
         peer_memory: PeerMemory | None = None,
         stages: Stages | None = None,
-        peer_bytes: int = PEER_BYTES,
+        least_bytes: int = LEAST_BYTES,
     ) -> None:
         self.transport = transport
-        self.peer_bytes = peer_bytes
-        self.peer_memory = peer_memory or PeerMemory("not asked for")
-        self.stages = stages or Stages("not asked for")
-        self._stage_bytes = staged.longest(transport.size)
+        self.ways = Ways(self, peer_memory, stages, least_bytes)
         self.node = node or (lambda: (transport.rank,))
         self.carriage = Carriage(transport, device_transport)
         self.scratch = Scratch()
@@ -126,8 +118,7 @@ class Collectives:
         call = Call("allreduce")
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
-        stage: Plan | None = None
-        rooms: Rooms | None = None
+        ready = Ready()
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
@@ -141,10 +132,7 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat, target.flat)
-                if flat.nbytes >= self.peer_bytes:
-                    self.offer(call, source.kind, flat, target.flat)
-                stage = self.brought(call, source.kind, flat)
-                rooms = None if stage else self.rooms(call, source.kind, flat)
+                ready = self.ways.prepare(call, source.kind, flat, target.flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
@@ -158,34 +146,23 @@ class Collectives:
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
                 return target.done()
             memory = in_messages()
-        rank, size = self.transport.rank, self.transport.size
-        xs, outs = call.places_of_all(size)
+        xs, outs = call.places_of_all(self.transport.size)
+        how = source.kind, op, order, flat, target.flat
         if self.is_shared(call, flat.size, xs, outs, between_hosts=True):
             position.phase = "node-shared allreduce"
             all_x = fused.reach(xs, flat.size, source.dtype)
             all_out = (
                 all_x if outs == xs else fused.reach(outs, flat.size, source.dtype)
             )
+            rank = self.transport.rank
             fused.allreduce(rank, source.kind, op, order, all_x, all_out)
             yield from self.closing.exchange(position)
         elif hosts := hierarchy.hosts_of(xs, outs):
             yield from hierarchy.combine(
                 self, call, hosts, source, op, order, flat, target.places, position
             )
-        elif stage := (
-            yield from self.staged(call, stage, source.kind, flat, position)
-        ):
-            position.phase = "staged allreduce"
-            outs = [target.flat[stage.mine], stage.result]
-            staged.fold(stage, rank, source.kind, op, order, rank, flat, outs)
-            yield from self.closing.exchange(position)
-            staged.take(stage, source.kind, target.flat)
-        elif places := (yield from self.reached(call, *call.addresses_of_all(size))):
-            position.phase = "allreduce in the peers' memory"
-            assert rooms is not None
-            how = self.peer_memory, rank, source.kind, op, order, rooms
-            peers.allreduce(*how, flat, target.flat, *places)
-            yield from self.closing.exchange(position)
+        elif (yield from self.ways.allreduce(call, ready, *how, position)):
+            pass
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's allreduce"
@@ -205,8 +182,7 @@ class Collectives:
         home = self.transport.rank
         mine: bytes | None = None
         memory: Memory | InChunks | None = None
-        stage: Plan | None = None
-        rooms: Rooms | None = None
+        ready = Ready()
         with call.local():
             source = operand(x)
             path = self.path(call, source, op, order, algorithm)
@@ -226,10 +202,7 @@ class Collectives:
             mine = self.riding(source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat)
-                if flat.nbytes >= self.peer_bytes:
-                    self.offer(call, source.kind, flat)
-                stage = self.brought(call, source.kind, flat)
-                rooms = None if stage else self.rooms(call, source.kind, flat)
+                ready = self.ways.prepare(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
@@ -251,8 +224,8 @@ class Collectives:
                 )
                 return target.done()
             memory = in_messages()
-        size = self.transport.size
-        xs, _ = call.places_of_all(size)
+        xs, _ = call.places_of_all(self.transport.size)
+        how = source.kind, op, order, flat, target.flat
         if self.is_shared(call, flat.size, xs, between_hosts=True):
             position.phase = "node-shared reduce_scatter"
             all_x = fused.reach(xs, flat.size, source.dtype)
@@ -262,19 +235,8 @@ class Collectives:
             yield from hierarchy.combine(
                 self, call, hosts, source, op, order, flat, at_home, position
             )
-        elif stage := (
-            yield from self.staged(call, stage, source.kind, flat, position)
-        ):
-            position.phase = "staged reduce_scatter"
-            outs = [target.flat]
-            staged.fold(stage, home, source.kind, op, order, home, flat, outs)
-            yield from self.closing.exchange(position)
-        elif places := (yield from self.reached(call, call.addresses_of_all(size)[0])):
-            position.phase = "reduce_scatter in the peers' memory"
-            assert rooms is not None
-            how = self.peer_memory, home, source.kind, op, order, rooms
-            peers.reduce_scatter(*how, flat, target.flat, *places)
-            yield from self.closing.exchange(position)
+        elif (yield from self.ways.reduce_scatter(call, ready, *how, position)):
+            pass
         elif path is None:
             assert self.library is not None
             position.phase = "the MPI's reduce_scatter"
@@ -394,79 +356,6 @@ class Collectives:
         if ranks not in self._closings:
             self._closings[ranks] = fused.Closing(self.transport, self.tag, ranks)
         return self._closings[ranks]
-
-    def offer(self, call: Call, kind: Kind, x: Array, out: Array | None = None) -> None:
-        """Tell the peers where they may read the flat input, and write the output, if they are to reach for them.
-
-        Args:
-            call: takes note.
-            kind: of the arrays.
-            x, out: this rank's; None for an output that nobody else touches.
-        """
-        if not kind.is_device and self.may_reach(call):
-            there = None if out is None else at_address(kind.pointer(out))
-            call.addresses = at_address(kind.pointer(x)), there
-
-    def may_reach(self, call: Call) -> bool:
-        """Whether this rank and its peers may reach into each other's memory, or have stages."""
-        if call.must_share or not call.may_share:
-            return False
-        return not (self.peer_memory.why_not and self.stages.why_not)
-
-    def rooms(self, call: Call, kind: Kind, x: Array) -> Rooms | None:
-        """Scratch for what this rank reads of its peers; none if it has offered them nothing."""
-        if not any(call.addresses):
-            return None
-        size = self.transport.size
-        return self.scratch.rooms(kind, size, peers.block_bytes(size), x.dtype)
-
-    def brought(self, call: Call, kind: Kind, x: Array) -> Plan | None:
-        """Bring the input to this rank's stage, before the opening exchange; None if it is not to go there, or not yet.
-
-        Whether it is depends on what is equal on all ranks that offer their memory.
-        """
-        plan = self.stage(x) if any(call.addresses) else None
-        if plan is not None:
-            staged.bring(plan, kind, x)
-        return plan
-
-    def stage(self, x: Array) -> Plan | None:
-        """Where an array like this one is in the stages; None if it is too long for them, or they are not there."""
-        if x.nbytes > self._stage_bytes:
-            return None
-        return self.stages.plan(self.transport.rank, x.size, x.dtype)
-
-    def is_way_known(self, nbytes: int) -> bool:
-        """Whether arrays of so many bytes go through stages or by the peers' memory, and those are there already."""
-        if nbytes <= self._stage_bytes and not self.stages.why_not:
-            return self.stages.are_made
-        return self.peer_memory.has_tried
-
-    def staged(
-        self, call: Call, plan: Plan | None, kind: Kind, x: Array, position: Position
-    ) -> Program[Plan | None]:
-        """Where an opened call goes through the stages, None if it does not: the same on every rank."""
-        xs, _ = call.addresses_of_all(self.transport.size)
-        if None in xs or x.nbytes > self._stage_bytes:
-            return None
-        if plan is None and (yield from self.stages.are_there(self, position)):
-            # The first time: what it has to bring comes late.
-            plan = self.brought(call, kind, x)
-            yield from self.open(call, always=True)
-        return plan
-
-    def reached(self, call: Call, *arrays: fused.Places) -> Program[list[list[Place]]]:
-        """The addresses that the ranks gave, if data goes by the peers' memory, else none: the same on every rank.
-
-        Args:
-            call: which has been opened.
-            arrays: for each input or output that the others touch, the ranks' addresses.
-        """
-        given = [[place for place in places if place] for places in arrays]
-        if [*map(len, given)] != [*map(len, arrays)]:
-            return []
-        is_there = yield from self.peer_memory.is_there(self)
-        return given if is_there else []
 
     def sure(
         self,

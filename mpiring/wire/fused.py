@@ -26,7 +26,7 @@ from ..plan.schedules import combination, dissemination
 from ..plan.segments import Segments
 from .arithmetic import Array
 from .arrays import NUMPY, Kind
-from .arrays.host import divisor_of, kernel_for
+from .arrays.host import by_addresses
 from .arrays.mapped import Place, region_named
 from .execute import Position
 from .transport import Persistent, Program, Transport
@@ -88,21 +88,20 @@ def allreduce_of(
         allreduce(rank, NUMPY, op, order, all_x, all_out)
 
     mine = Segments(count, size)[rank]
-    ranks = list(combination(order, rank, size))
     some_x, some_out = (
         [x[mine.slice] for x in reach(places, count, dtype)] for places in (xs, outs)
     )
-    kernel, factor = kernel_for(op, some_x, some_out, size, least=0)
+    kernel = by_addresses(op, some_x, some_out, size)
     if kernel is None:
         return by_arrays
+    ranks = combination(order, rank, size)
     start = mine.start * NUMPY.itemsize(dtype)
-    last = [mine.length * factor, *divisor_of(op, size)]
 
-    def by_addresses(xs: Places, outs: Places) -> None:
+    def by_kernel(xs: Places, outs: Places) -> None:
         operands = addresses(xs, start)
-        kernel(*[operands[r] for r in ranks], *addresses(outs, start), *last)
+        kernel([*(operands[r] for r in ranks), *addresses(outs, start)])
 
-    return by_addresses
+    return by_kernel
 
 
 def addresses(places: Places, start: int) -> list[int]:

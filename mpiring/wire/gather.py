@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from ..plan.programs import RankProgram
-from ..plan.schedules import combination
+from ..plan.schedules import others
 from ..plan.segments import Segments
 from . import fused, peers
 from .arithmetic import Array
@@ -71,7 +71,7 @@ def allgather(
                 share(call, source.kind, source.array, wanted)
             if source.kind.is_flat(wanted) and source.kind.overlaps(flat, wanted):
                 written = wanted
-        member.offer(call, source.kind, flat, written)
+        member.ways.offer(call, source.kind, flat, written)
         length = source.array.shape[0] if source.array.ndim else 1
         payload = struct.pack("<qq", length, given)
     # Even unchecked, the lengths must be known.
@@ -95,8 +95,8 @@ def allgather(
     offered, written_there = call.addresses_of_all(size)
     readable = fused.unless_written(offered, written_there, starts)
     places: list[list[Place]] = []
-    if not is_shared and total * width * itemsize >= member.peer_bytes:
-        places = yield from member.reached(call, readable)
+    if not is_shared and total * width * itemsize >= member.ways.least_bytes:
+        places = yield from member.ways.reached(call, readable)
     with call.local():
         target = output(source, out, (total, *trailing))
         mine = target.flat[segments[rank].slice]
@@ -109,15 +109,14 @@ def allgather(
     yield from member.settle(call, total * width * itemsize, position)
     if is_shared:
         position.phase = "node-shared allgather"
-        *others, _ = combination("ring", rank, size)  # each begins with another one
-        for other in others:
+        for other in others(rank, size):
             piece = target.flat[segments[other].slice]
             theirs = fused.reach([xs[other]], piece.size, source.dtype)[0]
             source.kind.copy(theirs, piece)
         yield from member.closing.exchange(position)
     elif places:
         position.phase = "allgather in the peers' memory"
-        how = member.peer_memory, rank, source.kind
+        how = member.ways.peer_memory, rank, source.kind
         peers.allgather(*how, target.flat, segments, *places)
         yield from member.closing.exchange(position)
     elif memory is None:

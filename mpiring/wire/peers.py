@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..plan.schedules import combination
+from ..plan.schedules import combination, others
 from ..plan.segments import Segments
 from .arithmetic import Array
 from .arrays import Kind
@@ -51,64 +51,51 @@ def block_bytes(size: int) -> int:
     return max(_SHORTEST, min(_LONGEST, _TOGETHER // size))
 
 
-def allreduce(
-    memory: PeerMemory,
-    rank: int,
-    kind: Kind,
-    op: str,
-    order: str,
-    rooms: Rooms,
-    x: Array,
-    out: Array,
-    xs: Addresses,
-    outs: Addresses,
-) -> None:
-    """Combine this rank's segment of all inputs, and store it to all outputs.
+class Reduction(NamedTuple):
+    """What is the same for all that a rank does in a reduction.
 
-    Args:
+    Attributes:
         memory: of the ranks.
         rank: this one.
         kind, op, order: of the reduction.
         rooms: scratch, a block for each rank.
+    """
+
+    memory: PeerMemory
+    rank: int
+    kind: Kind
+    op: str
+    order: str
+    rooms: Rooms
+
+
+def allreduce(
+    how: Reduction, x: Array, out: Array, xs: Addresses, outs: Addresses
+) -> None:
+    """Combine this rank's segment of all inputs, and store it to all outputs.
+
+    Args:
+        how: it is done.
         x, out: this rank's flat arrays.
         xs, outs: where all ranks have them.
     """
-    size = len(xs)
-    others = _others(rank, size)
-    ranks = _ranks(order, rank, size)
-    base = kind.pointer(out)
-    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
-        kind.fold_to_all(op, size, operands, [out[block.here]])
-        for other in others:
+    rank, size = how.rank, len(xs)
+    base = how.kind.pointer(out)
+    for block, operands in _blocks(how, x, xs, last=rank):
+        how.kind.fold_to_all(how.op, size, operands, [out[block.here]])
+        for other in others(rank, size):
             there = outs[other].offset + block.start
-            memory.write(other, there, base + block.start, block.nbytes)
+            how.memory.write(other, there, base + block.start, block.nbytes)
 
 
-def reduce_scatter(
-    memory: PeerMemory,
-    rank: int,
-    kind: Kind,
-    op: str,
-    order: str,
-    rooms: Rooms,
-    x: Array,
-    out: Array,
-    xs: Addresses,
-) -> None:
+def reduce_scatter(how: Reduction, x: Array, out: Array, xs: Addresses) -> None:
     """Combine this rank's segment of all inputs into its ``out``; arguments as for :func:`allreduce`."""
-    size = len(xs)
-    ranks = _ranks(order, rank, size)
-    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
-        kind.fold_to_all(op, size, operands, [out[block.within]])
+    for block, operands in _blocks(how, x, xs, last=how.rank):
+        how.kind.fold_to_all(how.op, len(xs), operands, [out[block.within]])
 
 
 def reduce(
-    memory: PeerMemory,
-    rank: int,
-    kind: Kind,
-    op: str,
-    order: str,
-    rooms: Rooms,
+    how: Reduction,
     x: Array,
     out: Array | None,
     xs: Addresses,
@@ -118,19 +105,18 @@ def reduce(
     """Combine this rank's segment of all inputs into the root's output.
 
     Args:
-        memory, rank, kind, op, order, rooms, x, xs: as for :func:`allreduce`.
+        how, x, xs: as for :func:`allreduce`.
         out: the output, on the root.
         root: who gets the result.
         of_root: where it has its output.
     """
-    size = len(xs)
-    ranks = _ranks(order, root, size)
-    own, at = rooms.arrays[rank], rooms.addresses[rank]
-    for block, operands in _blocks(memory, rank, rooms, x, xs, ranks):
+    own, at = how.rooms.arrays[how.rank], how.rooms.addresses[how.rank]
+    for block, operands in _blocks(how, x, xs, last=root):
         part = own[: block.length] if out is None else out[block.here]
-        kind.fold_to_all(op, size, operands, [part])
+        how.kind.fold_to_all(how.op, len(xs), operands, [part])
         if out is None:
-            memory.write(root, of_root.offset + block.start, at, block.nbytes)
+            there = of_root.offset + block.start
+            how.memory.write(root, there, at, block.nbytes)
 
 
 def allgather(
@@ -142,7 +128,7 @@ def allgather(
     xs: Addresses,
 ) -> None:
     """Read the others' arrays into their segments of ``out``; this rank's is there."""
-    for other in _others(rank, len(xs)):
+    for other in others(rank, len(xs)):
         piece = out[segments[other].slice]
         memory.read(other, xs[other].offset, kind.pointer(piece), piece.nbytes)
 
@@ -171,14 +157,11 @@ class _Block(NamedTuple):
 
 
 def _blocks(
-    memory: PeerMemory,
-    rank: int,
-    rooms: Rooms,
-    x: Array,
-    xs: Addresses,
-    ranks: Sequence[int],
+    how: Reduction, x: Array, xs: Addresses, last: int
 ) -> Iterator[tuple[_Block, list[Array]]]:
-    """The blocks of this rank's segment, each with the inputs of all ranks there, in the order ``ranks``."""
+    """The blocks of this rank's segment, each with all inputs there, in the order in which they are combined."""
+    rank, rooms = how.rank, how.rooms
+    ranks = combination(how.order, last, len(xs))
     arrays, addresses = rooms.arrays, rooms.addresses
     starts = [place.offset for place in xs]
     for block in _cut(x.size, len(xs), rank, rooms.length, x.itemsize):
@@ -190,7 +173,7 @@ def _blocks(
                 operands.append(x[block.here])
             else:
                 there = starts[other] + block.start
-                memory.read(other, there, addresses[other], block.nbytes)
+                how.memory.read(other, there, addresses[other], block.nbytes)
                 operands.append(arrays[other])
         yield block, operands
 
@@ -211,16 +194,3 @@ def _cut(
         )
         for piece in mine.pieces(length)
     ]
-
-
-@lru_cache(maxsize=128)
-def _ranks(order: str, last: int, size: int) -> Sequence[int]:
-    """The ranks in the order in which they are combined."""
-    return tuple(combination(order, last, size))
-
-
-@lru_cache(maxsize=128)
-def _others(rank: int, size: int) -> Sequence[int]:
-    """The other ranks, each rank's next one first, so that not all go to the same."""
-    *others, _ = combination("ring", rank, size)
-    return others

@@ -10,7 +10,17 @@ something else comes than was expected, it takes over.
 
 from __future__ import annotations
 
-from .agree import Begun, Heard, Opening, Round, Summary, encode, lead, places
+from .agree import (
+    Begun,
+    Heard,
+    Opening,
+    Round,
+    Summary,
+    encode,
+    lead,
+    length_of,
+    places,
+)
 from .transport import Program
 
 
@@ -80,7 +90,7 @@ class _Leg:
         self.receive = round.receive
         self.send = round.send_of(starts[-1] + size)
         room, out = memoryview(round.room), round.out
-        label = size.to_bytes(2, "little") + begin
+        label = length_of(begin + bytes(length)) + begin
         first, *others = starts
         self._expected = head + lead(len(head)) + label
         self._room = round.room

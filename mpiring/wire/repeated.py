@@ -19,6 +19,7 @@ Rules:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ from .arithmetic import Array
 from .arrays import NUMPY
 from .arrays.host import is_plain
 from .arrays.mapped import Place
-from .calls import Call, at_address, facts_of, with_facts
+from .calls import Call, at_address, facts_of, told
 from .collectives import Collectives
 from .execute import Position
 from .operands import operand
@@ -65,7 +66,7 @@ class Repeated:
             way = _Riding
         elif out is not None and (place := place_of(NUMPY, x)) is not None:
             way = _Shared
-        elif x.nbytes >= member.peer_bytes and algorithm == "auto":
+        elif x.nbytes >= member.ways.least_bytes and algorithm == "auto":
             way = _Reaching
         else:
             return None
@@ -83,7 +84,7 @@ class Repeated:
         return seen.program(x, out, place, position)
 
 
-class _Seen:
+class _Seen(ABC):
     """What depends on dtype, shape, op, order and algorithm alone.
 
     Attributes:
@@ -108,15 +109,19 @@ class _Seen:
             self.is_usual = is_alike and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 
+    @abstractmethod
     def _learn(self, x: Array) -> bool:
         """Prepare for calls like this one; whether that is possible."""
-        raise NotImplementedError
 
+    @abstractmethod
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         """The collective, as :meth:`Collectives.allreduce` does it."""
-        raise NotImplementedError
+
+    def _telling(self, facts: bytes) -> Rehearsed:
+        """The opening exchange in which all say such facts."""
+        return self._rehearsed(facts[:1], len(facts) - 1)
 
     def _rehearsed(self, begin: bytes, length: int) -> Rehearsed:
         opening = self._member.opening
@@ -144,7 +149,7 @@ class _Riding(_Seen):
         if combine is None:
             return False
         self._combine = combine
-        self._opening = self._rehearsed(with_facts(Call(""), b"\0")[:1], x.nbytes)
+        self._opening = self._rehearsed(told(), x.nbytes)
         self._xs = [np.frombuffer(said, x.dtype) for said in self._opening.said]
         self._mine = self._xs[self._rank].reshape(x.shape)
         return True
@@ -168,21 +173,16 @@ class _Shared(_Seen):
 
     def _learn(self, x: Array) -> bool:
         self._fold: Callable[..., None] | None = None
-        call = Call("")
         place = place_of(NUMPY, x)
-        call.places = place, place
-        facts = with_facts(call, b"")
-        self._opening = self._rehearsed(facts[:1], len(facts) - 1)
+        self._opening = self._telling(told(places=(place, place)))
         return True
 
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         assert out is not None
-        call = Call("")
-        call.places = place, (place if out is x else place_of(NUMPY, out))
-        facts = with_facts(call, b"")
-        said = self._opening.said
+        there = place if out is x else place_of(NUMPY, out)
+        facts, said = told(places=(place, there)), self._opening.said
         if len(facts) != 1 + len(said[0]):  # an out of other memory
             return (yield from self._ordinary(x, out, position))
         said[self._rank][:] = facts[1:]
@@ -210,59 +210,50 @@ class _Reaching(_Seen):
     """Ordinary arrays of ranks on one node."""
 
     def _learn(self, x: Array) -> bool:
-        self._fold: Callable[[int, int], None] | None = None
-        facts = self._facts(0, 0)
-        self._opening = self._rehearsed(facts[:1], len(facts) - 1)
+        self._fold: Callable[..., None] | None = None
+        nowhere = at_address(0)
+        self._opening = self._telling(told(addresses=(nowhere, nowhere)))
         call = Call("")
         call.choose(self._algorithm)
-        return self._member.may_reach(call)
-
-    def _facts(self, x: int, out: int) -> bytes:
-        call = Call("")
-        call.addresses = at_address(x), at_address(out)
-        return with_facts(call, b"")
+        return self._member.ways.may_be_taken(call)
 
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
-        member, rank, size = self._member, self._rank, self._size
-        if not member.is_way_known(x.nbytes):
+        member, rank, ways = self._member, self._rank, self._member.ways
+        if not ways.is_known(x.nbytes):
             return (yield from self._ordinary(x, out, position))
-        flat = x.reshape(-1)
-        stage = member.stage(flat)
         result = NUMPY.empty(self._shape, self._dtype) if out is None else out
-        target = result.reshape(-1)
+        flat, target = x.reshape(-1), result.reshape(-1)
+        stage = ways.stage(flat)
         if stage is None:
-            length = peers.block_bytes(size)
-            rooms = member.scratch.rooms(NUMPY, size, length, self._dtype)
+            rooms = ways.rooms(NUMPY, self._dtype)
         else:
             staged.bring(stage, NUMPY, flat)
         here = NUMPY.pointer(x)
         there = here if result is x else NUMPY.pointer(result)
-        facts, said = self._facts(here, there), self._opening.said
+        facts = told(addresses=(at_address(here), at_address(there)))
+        said = self._opening.said
         said[rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
         if heard is not None:
             return (yield from self._ordinary(x, out, position, heard))
         if stage is not None:
             position.phase = "staged allreduce"
-            how = rank, self._op, self._order, flat, target
             if self._fold is None:
-                self._fold = staged.allreduce_fold(stage, *how)
-            if self._fold is not None:
-                self._fold(here, there)
-            else:
-                outs = [target[stage.mine], stage.result]
-                staged.fold(stage, rank, NUMPY, self._op, self._order, rank, flat, outs)
+                order = self._order
+                self._fold = staged.allreduce_fold(
+                    stage, rank, self._op, order, flat, target
+                )
+            self._fold(flat, target, here, there)
             yield from member.closing.exchange(position)
             staged.take(stage, NUMPY, target)
             return result
         position.phase = "allreduce in the peers' memory"
-        told = [facts_of(facts[:1] + one)[2] for one in said]
-        xs, outs_of_all = (
-            [place for place in places if place] for places in zip(*told)
-        )
-        to = member.peer_memory, rank, NUMPY, self._op, self._order, rooms
-        peers.allreduce(*to, flat, target, xs, outs_of_all)
+        addresses = [facts_of(facts[:1] + one)[2] for one in said]
+        xs, outs = ([place for place in places if place] for places in zip(*addresses))
+        memory, op, order = ways.peer_memory, self._op, self._order
+        how = peers.Reduction(memory, rank, NUMPY, op, order, rooms)
+        peers.allreduce(how, flat, target, xs, outs)
         yield from member.closing.exchange(position)
         return result

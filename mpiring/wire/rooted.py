@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plan.programs import RankProgram
 from ..plan.segments import Segments
-from . import arithmetic, fused, peers, small, staged
+from . import arithmetic, fused, peers, small
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -34,11 +34,11 @@ from .collectives import (
 )
 from .device_transport import until_done
 from .execute import Position
-from .memory import InChunks, Memory, Rooms
+from .memory import InChunks, Memory
 from .operands import Operand, Target, flat_input, nowhere, operand, output, packed
 from .shared import place_of
-from .staged import Plan
 from .transport import Program
+from .ways import Ready
 
 _NOTHING = NUMPY.empty(0, "uint8")
 
@@ -59,8 +59,7 @@ def reduce(
     call = Call("reduce")
     transport = member.transport
     mine: bytes | None = None
-    stage: Plan | None = None
-    rooms: Rooms | None = None
+    ready = Ready()
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)
@@ -72,6 +71,7 @@ def reduce(
             if target is None
             else flat_input(source, target)
         )
+        kept = None if target is None else target.flat
         pieces = 1 if path is None else path.schedule.segments
         segments = Segments(flat.size, pieces)
 
@@ -82,17 +82,13 @@ def reduce(
 
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
-        member.carry(call, source, path, flat if target is None else target.flat)
+        member.carry(call, source, path, flat if kept is None else kept)
         mine = member.riding(source, flat, algorithm)
         if mine is None:
             share(call, source.kind, flat)
             if target is not None and any(call.places):
                 call.places = call.places[0], place_of(source.kind, target.flat)
-            kept = None if target is None else target.flat
-            if flat.nbytes >= member.peer_bytes:
-                member.offer(call, source.kind, flat, kept)
-            stage = member.brought(call, source.kind, flat)
-            rooms = None if stage else member.rooms(call, source.kind, flat)
+            ready = member.ways.prepare(call, source.kind, flat, kept)
         memory = None if call.hopes else in_messages()
     said = yield from member.open(call, mine or b"", always=mine is not None)
     if mine is not None and all_ride(said, mine):
@@ -101,7 +97,7 @@ def reduce(
             small.combine(kind, said, op, order, dtype, target.flat, last=root)
         return None if target is None else target.done()
     xs, outs = call.places_of_all(transport.size)
-    addresses, results = call.addresses_of_all(transport.size)
+    how = source.kind, op, order, flat, kept
     if member.is_shared(call, flat.size, xs):
         position.phase = "node-shared reduce"
         place = None if target is None else target.flat
@@ -112,20 +108,8 @@ def reduce(
         rank, kind = transport.rank, source.kind
         fused.reduce(rank, kind, op, order, all_x, root, place, everyone)
         yield from member.closing.exchange(position)
-    elif stage := (yield from member.staged(call, stage, source.kind, flat, position)):
-        position.phase = "staged reduce"
-        part = stage.result if kept is None else kept[stage.mine]
-        rank, kind = transport.rank, source.kind
-        staged.fold(stage, rank, kind, op, order, root, flat, [part])
-        yield from member.closing.exchange(position)
-        if kept is not None:
-            staged.take(stage, source.kind, kept)
-    elif there := (yield from member.reached(call, addresses, results[root:][:1])):
-        position.phase = "reduce in the peers' memory"
-        assert rooms is not None
-        how = member.peer_memory, transport.rank, source.kind, op, order, rooms
-        peers.reduce(*how, flat, kept, there[0], root, *there[1])
-        yield from member.closing.exchange(position)
+    elif (yield from member.ways.reduce(call, ready, *how, root, position)):
+        pass
     elif path is not None:
         memory = yield from member.sure(call, memory, in_messages, flat, position)
         yield from member.execute(memory, call, source, position)
@@ -192,8 +176,8 @@ def broadcast_along(
                 )
             if is_root or is_filled:
                 share(call, source.kind, source.array)
-            if not is_root or nbytes >= member.peer_bytes:
-                member.offer(call, source.kind, source.array)
+            if not is_root or nbytes >= member.ways.least_bytes:
+                member.ways.offer(call, source.kind, source.array)
         elif is_root:
             raise ValueError(
                 f"x is None on the root, which is rank {root}; the root must pass what to broadcast"
@@ -201,7 +185,7 @@ def broadcast_along(
         else:
             call.stages = member.carriage.stages_new()
             # Into a new array of the root's kind it will only read.
-            member.offer(call, NUMPY, _NOTHING)
+            member.ways.offer(call, NUMPY, _NOTHING)
     payloads = yield from member.open(call, said, always=True)
     _check_broadcast(call.name, payloads, root)
     xs, _ = call.places_of_all(transport.size)
@@ -233,12 +217,11 @@ def broadcast_along(
         yield from member.closing.exchange(position)
         return target.done()
     addresses, _ = call.addresses_of_all(transport.size)
-    if places := (yield from member.reached(call, addresses)):
+    if places := (yield from member.ways.reached(call, addresses)):
         position.phase = "broadcast in the peers' memory"
         if not is_root:
-            peers.broadcast(
-                member.peer_memory, kind, target.flat, root, places[0][root]
-            )
+            reach, of_root = member.ways.peer_memory, places[0][root]
+            peers.broadcast(reach, kind, target.flat, root, of_root)
         yield from member.closing.exchange(position)
         return target.done()
     path = choose(target.flat.size * kind.itemsize(source.dtype))

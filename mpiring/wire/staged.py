@@ -23,15 +23,14 @@ it, nobody has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plan.schedules import combination
+from ..plan.schedules import combination, others
 from ..plan.segments import Segments
 from . import fused
 from .arithmetic import Array
 from .arrays import NUMPY, Kind
-from .arrays.host import divisor_of, kernel_for
+from .arrays.host import by_addresses
 from .calls import Call
 from .shared import Backing, empty, pack_place, place_of, unpack_place
 from .transport import Program
@@ -153,13 +152,13 @@ def _planned(areas: Sequence[Array], rank: int, count: int, dtype: Any) -> Plan:
     ]
     mine = segments[rank].slice
     around = [slice(0, mine.start), slice(mine.stop, count)]
-    others = [other for other in _others(rank, size) if segments[other].length]
+    full = [other for other in others(rank, size) if segments[other].length]
     return Plan(
         mine,
         [(part, inputs[rank][part]) for part in around if part.start < part.stop],
         [x[mine] for x in inputs],
         results[rank],
-        [(segments[other].slice, results[other]) for other in others],
+        [(segments[other].slice, results[other]) for other in full],
     )
 
 
@@ -183,52 +182,46 @@ def fold(
     operands = plan.theirs.copy()
     operands[rank] = x[plan.mine]
     size = len(operands)
-    ranks = _ranks(order, last, size)
+    ranks = combination(order, last, size)
     kind.fold_to_all(op, size, [operands[other] for other in ranks], outs)
 
 
 def allreduce_fold(
     plan: Plan, rank: int, op: str, order: str, x: Array, out: Array
-) -> Callable[[int, int], None] | None:
-    """:func:`fold` of an all-reduce, as a function of the addresses of input and output; None without a kernel.
+) -> Callable[[Array, Array, int, int], None]:
+    """:func:`fold` of an all-reduce into the output and the stage, for calls that differ in the arrays alone.
 
     Args:
         plan, rank, op, order: as for :func:`fold`.
         x, out: the input and output of one of the calls.
+
+    Returns:
+        what is called with a call's input and output, and their addresses.
     """
+
+    def by_arrays(x: Array, out: Array, x_address: int, out_address: int) -> None:
+        fold(plan, rank, NUMPY, op, order, rank, x, [out[plan.mine], plan.result])
+
     operands = plan.theirs.copy()
     operands[rank] = x[plan.mine]
-    size = len(operands)
     outs = [out[plan.mine], plan.result]
-    kernel, factor = kernel_for(op, operands, outs, size, least=0)
+    kernel = by_addresses(op, operands, outs, len(operands))
     if kernel is None:
-        return None
-    ranks = list(_ranks(order, rank, size))
+        return by_arrays
+    ranks = combination(order, rank, len(operands))
     addresses = [NUMPY.pointer(operands[other]) for other in ranks]
     mine = ranks.index(rank)
     start = addresses[mine] - NUMPY.pointer(x)
     result = NUMPY.pointer(plan.result)
-    last = [plan.result.size * factor, *divisor_of(op, size)]
 
-    def by_addresses(x: int, out: int) -> None:
-        addresses[mine] = x + start
-        kernel(*addresses, out + start, result, *last)
+    def by_kernel(x: Array, out: Array, x_address: int, out_address: int) -> None:
+        addresses[mine] = x_address + start
+        kernel([*addresses, out_address + start, result])
 
-    return by_addresses
+    return by_kernel
 
 
 def take(plan: Plan, kind: Kind, out: Array) -> None:
     """Copy the others' results out of their stages."""
     for part, room in plan.results:
         kind.copy(room, out[part])
-
-
-@lru_cache(maxsize=128)
-def _ranks(order: str, last: int, size: int) -> Sequence[int]:
-    return tuple(combination(order, last, size))
-
-
-@lru_cache(maxsize=128)
-def _others(rank: int, size: int) -> Sequence[int]:
-    *others, _ = combination("ring", rank, size)
-    return others

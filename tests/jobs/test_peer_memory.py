@@ -15,7 +15,7 @@ from mpiring.wire import peers
 ring = mpiring.Ring(timeout=5)
 x = np.full(1 << 20, 8.0**ring.rank)
 ring.allreduce(x)
-if why := ring._session.members[0].peer_memory.why_not:
+if why := ring._session.members[0].ways.peer_memory.why_not:
     print("not here:", why)
     sys.exit()
 """

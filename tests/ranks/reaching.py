@@ -17,8 +17,8 @@ def reaching(comm: Any, **more: Any) -> Ring:
     ring = Ring(comm, **more)
     for member in ring._session.members:
         member.small_bytes = -1  # nor rides in the opening exchange
-        member.peer_bytes = 0
-        member.stages = Stages("by the peers' memory only")
+        member.ways.least_bytes = 0
+        member.ways.stages = Stages("by the peers' memory only")
     return ring
 
 
@@ -26,14 +26,14 @@ def staging(comm: Any, **more: Any) -> Ring:
     """A ring in which no array is too short to go through stages."""
     ring = reaching(comm, **more)
     for member in ring._session.members:
-        member.stages = Stages("alone" if ring.size == 1 else "")
-        member.peer_memory = PeerMemory("through stages only")
+        member.ways.stages = Stages("alone" if ring.size == 1 else "")
+        member.ways.peer_memory = PeerMemory("through stages only")
     return ring
 
 
 def why_not(ring: Ring) -> str:
     """Why the ranks of a ring do not reach into each other's memory; "" if they do, or have not tried."""
-    return ring._session.members[0].peer_memory.why_not
+    return ring._session.members[0].ways.peer_memory.why_not
 
 
 def need_reach(comm: Any) -> None:

@@ -62,6 +62,22 @@ def is_over(ring: Ring) -> None:
     assert time.monotonic() - began < 0.2
 
 
+def text_without_rank_0(comm, ring: Ring, call) -> str:
+    """What a call raises in the middle of which rank 0 stops until all have met, as if it had been killed.
+
+    Nothing on rank 0 itself.
+    """
+    if comm.rank == 0:
+        kind, text = outcome(call)
+        assert kind in ("", "RingTimeout"), text
+        return ""
+    error, _ = timed_out(call)
+    meet(comm)
+    assert error.silent == (0,), error
+    is_over(ring)
+    return str(error)
+
+
 COLLECTIVES = {
     "allreduce": lambda ring, **how: ring.allreduce(ONES, **how),
     "reduce_scatter": lambda ring, **how: ring.reduce_scatter(ONES, **how),

@@ -15,6 +15,8 @@ from mpiring.wire.staged import Stages
 
 from wire.interleaving import chooser
 
+TAG = 2  # of messages with data, and of the closing exchange
+
 
 class Ranks:
     """``size`` ranks.  ``seed`` chooses the interleaving; None is the fair one.
@@ -47,14 +49,14 @@ class Ranks:
         self.collectives = [
             Collectives(
                 transport,
-                Opening(transport, 1, room),
-                2,
+                Opening(transport, TAG - 1, room),
+                TAG,
                 tuning=settings,
                 device_transport=device_transport,
                 node=node and (lambda rank=rank: node(rank)),
                 peer_memory=PeerMemory() if peers else None,
                 stages=Stages() if stages else None,
-                peer_bytes=0,
+                least_bytes=0,
             )
             for rank, transport in enumerate(self.network.transports)
         ]
@@ -66,14 +68,15 @@ class Ranks:
         )
 
     def sends(self, call):
-        """What a call gives, and how many bytes its longest message has."""
+        """What a call gives, and how many bytes its longest message has, those of the opening exchange left out."""
         longest = 0
         posts = [t.post_send for t in self.network.transports]
 
         def watched(post):
             def post_send(buffer, dest, tag):
                 nonlocal longest
-                longest = max(longest, len(buffer))
+                if tag == TAG:
+                    longest = max(longest, len(buffer))
                 return post(buffer, dest, tag)
 
             return post_send

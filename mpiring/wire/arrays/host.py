@@ -188,17 +188,38 @@ def combine(
     if len(operands) > kernels.MOST or len(outs) > kernels.MOST:
         _combine_many(op, operands, outs, size)
         return
-    kernel, factor = None, 1
+    fold = None
     if outs[0].nbytes >= _KERNEL_BYTES or 2 in [
         x.dtype.itemsize for x in (*operands, outs[0])
     ]:
-        kernel, factor = kernel_for(op, operands, outs, size)
-    if kernel is None:
+        fold = by_addresses(op, operands, outs, size, _KERNEL_BYTES)
+    if fold is None:
         with np.errstate(all="ignore"):
             arithmetic.combine(np, op, operands, outs, size)
-        return
-    addresses = [NUMPY.pointer(x) for x in (*operands, *outs)]
-    kernel(*addresses, outs[0].size * factor, *divisor_of(op, size))
+    else:
+        fold([NUMPY.pointer(x) for x in (*operands, *outs)])
+
+
+def by_addresses(
+    op: str,
+    operands: Sequence[Array],
+    outs: Sequence[Array],
+    size: int,
+    least: int = 0,
+) -> Callable[[Sequence[int]], object] | None:
+    """What does to arrays like these what :func:`combine` does, given where they are; None if NumPy has to.
+
+    Called with the addresses of the operands and of the outputs behind them.
+
+    Args:
+        op, operands, outs, size: as for :func:`combine`.
+        least: shorter outputs are NumPy's affair, as it is faster where addresses have to be asked for.
+    """
+    kernel, factor = _kernel(op, operands, outs, size, least)
+    if kernel is None:
+        return None
+    last = [outs[0].size * factor, *([size] if op == "avg" and size != 1 else [])]
+    return lambda addresses: kernel(*addresses, *last)
 
 
 def plain(op: str, dtype: str) -> Callable[..., object] | None:
@@ -241,19 +262,10 @@ def _combine_many(
             other[...] = first
 
 
-def kernel_for(
-    op: str,
-    operands: Sequence[Array],
-    outs: Sequence[Array],
-    size: int,
-    least: int = _KERNEL_BYTES,
+def _kernel(
+    op: str, operands: Sequence[Array], outs: Sequence[Array], size: int, least: int
 ) -> tuple[kernels.Kernel | None, int]:
-    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element.
-
-    Args:
-        op, operands, outs, size: as for :func:`combine`.
-        least: shorter outputs are NumPy's affair; 0 where the addresses are known, so that a kernel costs nothing.
-    """
+    """What combines these arrays faster than NumPy, if anything does; and how many numbers make an element."""
     arrays, out = (*operands, *outs), outs[0]
     if not all([x.flags.c_contiguous and x.dtype.isnative for x in arrays]):
         return None, 1
@@ -270,11 +282,6 @@ def kernel_for(
     op = "sum" if op == "avg" and not divides else op
     dtypes = tuple(names[: len(operands)])
     return kernels.find(kernels.Form(op, dtypes, names[-1], len(outs))), factor
-
-
-def divisor_of(op: str, size: int) -> list[int]:
-    """What a kernel takes last, if anything."""
-    return [size] if op == "avg" and size != 1 else []
 
 
 def numpy_kind(x: object) -> Kind | None:
