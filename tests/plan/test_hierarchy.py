@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -19,6 +19,7 @@ from mpiring.plan import (
     ring_reduce_scatter,
 )
 from mpiring.plan.hierarchy import (
+    HostSchedule,
     host_of,
     hosts_allreduce,
     hosts_reduce_scatter,
@@ -195,6 +196,31 @@ def test_hosts_must_hold_the_ranks():
     schedule = hosts_allreduce((2, 2))
     for hosts in [(2, 1), (2, 2, 1), (4, 0)]:
         assert "ranks for 4 ranks" in refused(replace(schedule, hosts=hosts))
+
+
+def test_every_result_has_one_keeper_on_each_host():
+    class Forgetful(HostSchedule):
+        def results(self, rank):
+            return [s for s in super().results(rank) if (rank, s) != (3, 1)]
+
+    schedule = hosts_allreduce((2, 2))
+    assert schedule.results(3) == [1, 3] and schedule.results(2) == [0, 2]
+    given = {f.name: getattr(schedule, f.name) for f in fields(schedule)}
+    told = refused(Forgetful(**given))
+    assert "the ranks of host 1 keep the results [0, 2, 3], which is not" in told
+
+
+def test_hosts_are_part_of_what_a_schedule_is():
+    schedule = hosts_allreduce((2, 2))
+    other = replace(schedule, hosts=(1, 3))
+    assert schedule == hosts_allreduce((2, 2)) != other
+    assert schedule.digest == hosts_allreduce((2, 2)).digest != other.digest
+    assert hash(schedule) == hash(hosts_allreduce((2, 2))) != hash(other)
+
+
+def test_elsewhere_a_rank_brings_its_own_input():
+    schedule = ring_allreduce(3)
+    assert [schedule.inputs(rank, 0) for rank in range(3)] == [(0,), (1,), (2,)]
 
 
 def test_another_host_s_memory_is_not_read():
