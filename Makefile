@@ -80,7 +80,7 @@ test-all: .venv/.has-test .venv/.has-adapters $(OTHERS:%=.venv-%/.has-test)
 
 # The environment, and what is left out in it besides: what starts no MPI has run in the first.
 define everything
-	$(call say,all tests in $(1)$(2)$(comma) the long ones too$(comma) in two runs at a time; about 10 minutes)
+	$(call say,all tests in $(1)$(if $(2),$(comma) but those that start no MPI$(comma),$(comma)) the long ones too$(comma) in two runs at a time; about 10 minutes)
 	$(call two-runs,$(1),$(2))
 
 endef
