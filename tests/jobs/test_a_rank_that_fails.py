@@ -97,6 +97,7 @@ print("rank", ring.rank, "left")
     assert "rank 0 left" not in job.stdout
 
 
+@pytest.mark.slow
 def test_b13_one_of_five_leaves_early():
     """Rank 3 is missed by all others, and is not the neighbour of each."""
     code = """
@@ -131,6 +132,7 @@ for turn in range(3 if ring.rank == 2 else 5):
     assert "rank 0 misses (2,)" in lines and "rank 1 misses (2,)" in lines, str(job)
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_seen_to_hang():
     """``ended`` can fail: without a timeout and a hook the others of B13 wait for ever."""
     code = """

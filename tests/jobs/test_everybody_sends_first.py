@@ -37,6 +37,7 @@ def test_b03_without_eager_sends(size):
 
 
 @only_open_mpi
+@pytest.mark.slow
 def test_the_limit_is_forced_down():
     """Everybody sends first, by MPI's own blocking calls: 2000 bytes pass as ever, and hang with the limit."""
     code = """

@@ -57,10 +57,10 @@ def usual(repeated, x, op="sum", out=None, order="ring", algorithm="auto"):
 def test_the_bits_of_the_prescribed_order(op, dtype):
     if not allowed(op, dtype):
         return
-    for size in (1, 2, 3, 4, 5):
+    for size in (1, 2, 3, 5):
         rings = Rings(size, seed=size)
         for order in ("ring", "rank"):
-            for shape in ((), (0,), (1,), (size,), (2, size + 1)):
+            for shape in ((), (0,), (2, size + 1)):
                 for salt in (5, 6):  # the second time all is known
                     count = int(np.prod(shape))
                     xs = [varied(dtype, count, r, salt) for r in range(size)]
@@ -156,7 +156,7 @@ def test_shared_arrays_have_the_same_bits(monkeypatch, op, dtype, is_compiled):
     for size in (2, 3, 4):
         rings = SharedRings(size, seed=size)
         for order in ("ring", "rank"):
-            for count in (1, size + 1, 300):
+            for count in (1, 300):
                 xs = [varied(dtype, count, r, 5) for r in range(size)]
                 want = reference.reduced_flat(op, xs, order)
                 for in_place in (False, True, True):
