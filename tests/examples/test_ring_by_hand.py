@@ -59,7 +59,13 @@ def printed(stdout: str) -> list[list[list[int]]]:
     return steps
 
 
-@pytest.mark.parametrize("size, offset", RUNS)
+@pytest.mark.parametrize(
+    "size, offset",
+    [
+        pytest.param(size, offset, marks=[pytest.mark.slow] if size > 4 else [])
+        for size, offset in RUNS
+    ],
+)
 def test_every_number_is_the_lectures(size, offset):
     job = launch(size, [PROGRAM, "--offset", str(offset)]).check()
     expected = the_lectures_loops(size, offset)

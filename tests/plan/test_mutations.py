@@ -285,7 +285,13 @@ COUNTS: dict[tuple[str, int], tuple[int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "size"), COUNTS)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param(name, size, marks=[pytest.mark.slow] if size > 5 else [])
+        for name, size in COUNTS
+    ],
+)
 def test_every_mutation_is_refused_or_right(name, size):
     refused, harmless, stricter = judge(name, size)
     assert (refused, harmless.total(), stricter.total()) == COUNTS[name, size]

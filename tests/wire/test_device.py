@@ -23,8 +23,14 @@ from devices.deferred import lazy, seeded
 pytestmark = pytest.mark.untraced  # tests/ranks/test_device.py is traced
 
 TRANSPORTS = ["direct", "staged"]
+LONG = "b01_counts_against_ranks", 5  # so many counts that it takes half a minute
 RUNS = [
-    pytest.param(program, size, id=f"{name}-{size}")
+    pytest.param(
+        program,
+        size,
+        id=f"{name}-{size}",
+        marks=[pytest.mark.slow] if (name, size) == LONG else [],
+    )
     for name, (program, sizes) in CASES.items()
     for size in sizes
 ]
