@@ -20,10 +20,12 @@ RUNS = [
     (2, 0),
     pytest.param(3, 0, marks=pytest.mark.smoke),
     (4, 0),
-    (5, 0),
-    (8, 0),
+    pytest.param(5, 0, marks=pytest.mark.slow),
+    pytest.param(8, 0, marks=pytest.mark.slow),
+    (2, 1),
+    pytest.param(4, 1, marks=pytest.mark.smoke),
+    pytest.param(5, 1, marks=pytest.mark.slow),
 ]
-RUNS += [(2, 1), pytest.param(4, 1, marks=pytest.mark.smoke), (5, 1)]
 
 
 def the_lectures_loops(size: int, offset: int) -> list[list[list[int]]]:
@@ -59,13 +61,7 @@ def printed(stdout: str) -> list[list[list[int]]]:
     return steps
 
 
-@pytest.mark.parametrize(
-    "size, offset",
-    [
-        pytest.param(size, offset, marks=[pytest.mark.slow] if size > 4 else [])
-        for size, offset in RUNS
-    ],
-)
+@pytest.mark.parametrize("size, offset", RUNS)
 def test_every_number_is_the_lectures(size, offset):
     job = launch(size, [PROGRAM, "--offset", str(offset)]).check()
     expected = the_lectures_loops(size, offset)
