@@ -73,6 +73,7 @@ class Opening:
 
     Attributes:
         rounds: of the exchange.
+        count: exchanges that are over; all ranks have had as many when they begin one.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Opening:
         self._transport = transport
         self._tag = tag
         self._payload_bytes = payload_bytes
+        self.count = 0
         self.rounds = [
             Round(transport, tag, turn, payload_bytes)
             for turn in dissemination(transport.rank, transport.size)
@@ -146,6 +148,7 @@ class Opening:
             send = None
         if agreed:
             summary = Summary((lowest, text))
+        self.count += 1
         return summary, [slots[(rank - r) % size] for r in range(size)]
 
 
@@ -160,7 +163,6 @@ class Round:
         new: how many payloads travel.
         room: where the message arrives.
         receive: the message.
-        out: where the message to send is written.
     """
 
     def __init__(
@@ -171,27 +173,29 @@ class Round:
         longest = 2 + _HEADER_BYTES + _GRAIN + self.new * _stride(payload_bytes)
         self.room = bytearray(longest)
         self.receive = transport.persistent_receive(self.room, turn.source, tag)
-        self.out = memoryview(bytearray(longest))
+        self._out = memoryview(bytearray(longest))
         self._dest, self._transport, self._tag = turn.dest, transport, tag
         self._sends: dict[int, Persistent] = {}
 
     def send(self, message: bytes) -> Persistent:
         """Start to send it."""
-        self.out[: len(message)] = message
-        send = self.send_of(len(message))
+        self._out[: len(message)] = message
+        send = self._send_of(len(message))
         send.start()
         return send
 
-    def send_of(self, length: int) -> Persistent:
-        """What sends the first ``length`` bytes of ``out``, and perhaps some more."""
+    def _send_of(self, length: int) -> Persistent:
+        """What sends the first ``length`` bytes of the message, and perhaps some more."""
         grain = _SHORT if length <= _FEW * _SHORT else _LONG
         longer = -(-length // grain) * grain
         send = self._sends.get(longer)
         if send is None:
-            buffer = self.out[:longer]
-            send = self._transport.persistent_send(buffer, self._dest, self._tag)
-            self._sends[longer] = send
+            send = self._sends[longer] = self.send_from(self._out[:longer])
         return send
+
+    def send_from(self, message: memoryview) -> Persistent:
+        """What sends a message of somebody else."""
+        return self._transport.persistent_send(message, self._dest, self._tag)
 
 
 _SHORT, _FEW, _LONG = 64, 16, 512  # bytes

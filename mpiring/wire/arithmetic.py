@@ -68,6 +68,20 @@ def check_op(op: str, dtype: str) -> None:
         )
 
 
+def any_order(op: str, dtype: str, size: int) -> bool:
+    """Whether arrays of so many ranks give the same bits in whatever order they are combined.
+
+    But for what promise 3 leaves open, the payload of a NaN and the sign of a zero.
+
+    >>> any_order("sum", "float32", 3), any_order("sum", "float32", 2), any_order("prod", "int8", 3)
+    (False, True, True)
+    """
+    if op in ("min", "max") or dtype in _INTEGERS or dtype == "bool":
+        return True  # nothing is rounded
+    # Two of them commute; but complex products do not where a processor multiplies and adds in one.
+    return size <= 2 and not (op == "prod" and dtype in _COMPLEX)
+
+
 def ufunc(xp: Any, op: str) -> Any:
     """The function of an array namespace that combines two arrays."""
     return getattr(xp, _UFUNC[op])

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..errors import DeadlockError, RingError, ScheduleError
 from .agree import FAILURE_BYTES, Summary, shortened
@@ -24,6 +25,8 @@ class Call:
         places: where this rank's input and output are in node-shared memory, None for other memory.
         all_places: of all ranks, in rank order, known after the opening exchange; empty if nobody has any.
         addresses, all_addresses: the same in the memory of each rank's process, for peers that reach into it.
+        brings: whether this rank puts its input where the others reach it, into the stages of the ring.
+        someone_brings, all_bring: whether some rank does, and every rank, known after the opening exchange.
         may_share, must_share: whether it may move no data by message, and has to.
     """
 
@@ -36,7 +39,13 @@ class Call:
         self.all_places: list[Places] = []
         self.addresses: Places = (None, None)
         self.all_addresses: list[Places] = []
+        self.brings = self.someone_brings = self.all_bring = False
         self.may_share = self.must_share = False
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether it may go any way."""
+        return self.may_share and not self.must_share
 
     def choose(self, algorithm: str) -> None:
         """Take note of what the algorithm asked for says of node-shared memory."""
@@ -55,7 +64,7 @@ class Call:
     @property
     def hopes(self) -> bool:
         """Whether this rank hopes that no data travels by message, and has told the others where its arrays are."""
-        return any(self.places) or any(self.addresses)
+        return self.brings or any(self.places) or any(self.addresses)
 
     def places_of_all(self, size: int) -> tuple[list[Place | None], list[Place | None]]:
         """The places of the ranks' inputs and of their outputs, after the opening exchange."""
@@ -108,7 +117,7 @@ def _apart(
 
 
 # A payload begins with a byte of flags, and those of input's and output's places and addresses that it says are there.
-_STAGES, *_FLAGS = (1 << bit for bit in range(5))
+_STAGES, _BRINGS, *_FLAGS = (1 << bit for bit in range(6))
 _PLACE = struct.Struct("<8sQ")
 _HERE = bytes(8)  # no region, but the memory of a process
 
@@ -125,14 +134,17 @@ def with_facts(call: Call, payload: bytes) -> bytes:
     """What a rank brings to the opening exchange: its payload, and before it what a path depends on."""
     if not (call.stages or call.hopes or payload):
         return b""
-    return told(call.places, call.addresses, call.stages) + payload
+    return told(call.places, call.addresses, call.stages, call.brings) + payload
 
 
 def told(
-    places: Places = _NOWHERE, addresses: Places = _NOWHERE, stages: bool = False
+    places: Places = _NOWHERE,
+    addresses: Places = _NOWHERE,
+    stages: bool = False,
+    brings: bool = False,
 ) -> bytes:
     """What a path depends on, as bytes: of a :class:`Call` the attributes of these names."""
-    flags, parts = stages * _STAGES, []
+    flags, parts = stages * _STAGES | brings * _BRINGS, []
     for flag, place in zip(_FLAGS, (*places, *addresses)):
         if place is not None:
             flags |= flag
@@ -140,10 +152,20 @@ def told(
     return bytes([flags]) + b"".join(parts)
 
 
-def facts_of(said: bytes) -> tuple[bool, Places, Places, bytes]:
-    """What :func:`with_facts` made: whether the rank stages, its places, its addresses, its payload."""
+class Facts(NamedTuple):
+    """What a rank has told: of a :class:`Call` the attributes of these names, and its payload."""
+
+    stages: bool = False
+    brings: bool = False
+    places: Places = _NOWHERE
+    addresses: Places = _NOWHERE
+    payload: bytes = b""
+
+
+def facts_of(said: bytes) -> Facts:
+    """What :func:`with_facts` was given."""
     if not said:
-        return False, (None, None), (None, None), b""
+        return Facts()
     flags, at = said[0], 1
     places: list[Place | None] = []
     for flag in _FLAGS:
@@ -153,7 +175,8 @@ def facts_of(said: bytes) -> tuple[bool, Places, Places, bytes]:
             at += _PLACE.size
         places.append(place)
     x, out, x_here, out_here = places
-    return bool(flags & _STAGES), (x, out), (x_here, out_here), said[at:]
+    stages, brings = bool(flags & _STAGES), bool(flags & _BRINGS)
+    return Facts(stages, brings, (x, out), (x_here, out_here), said[at:])
 
 
 _RAISED: dict[str, type[Exception]] = {

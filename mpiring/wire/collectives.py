@@ -37,7 +37,7 @@ from .operands import Operand, flat_input, operand, output
 from .peer_memory import PeerMemory
 from .pipeline import execute_in_chunks
 from .shared import place_of
-from .staged import Stages
+from .stages import Stages
 from .transport import Program, Transport
 from .tuning import DEFAULTS, NODE, Tuning
 from .ways import LEAST_BYTES, Ready, Ways
@@ -66,7 +66,7 @@ class Collectives:
             None: there are none.
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
         stages: what ordinary arrays that are not long may go through, likewise.
-        least_bytes: arrays of so many bytes, and longer ones, go that way, the same on every rank.
+        least_bytes: arrays of so many bytes, and longer ones, go by the peers' memory, the same on every rank.
     """
 
     def __init__(
@@ -131,8 +131,11 @@ class Collectives:
 
             mine = self.riding(source, flat, algorithm)
             if mine is None:
-                share(call, source.kind, flat, target.flat)
-                ready = self.ways.prepare(call, source.kind, flat, target.flat)
+                if not (call.is_auto and self.ways.are_one_shot(flat.nbytes)):
+                    share(call, source.kind, flat, target.flat)
+                ready = self.ways.prepare(
+                    call, source.kind, flat, target.flat, heard is not None
+                )
                 memory = None if call.hopes else in_messages()
                 self.carry(call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
@@ -301,8 +304,9 @@ class Collectives:
             raise difference(summary)
         if any(payloads):
             facts = zip(*map(facts_of, payloads))
-            stages, places, addresses, payloads = map(list, facts)
+            stages, brings, places, addresses, payloads = map(list, facts)
             call.someone_stages = any(stages)
+            call.someone_brings, call.all_bring = any(brings), all(brings)
             if any(map(any, places)):
                 call.all_places = places
             if any(map(any, addresses)):
@@ -366,7 +370,7 @@ class Collectives:
         position: Position,
     ) -> Program[Memory | InChunks]:
         """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
-        if call.all_places or call.all_addresses:
+        if call.all_places or call.all_addresses or call.someone_brings:
             with call.local():
                 memory = make() if memory is None else memory
             yield from self.settle(call, flat.nbytes, position)
@@ -413,7 +417,8 @@ class Collectives:
         """The flat array as bytes, if it is to ride in the opening exchange."""
         if algorithm != "auto" or source.kind.is_device:
             return None
-        if flat.size * source.kind.itemsize(source.dtype) > self.small_bytes:
+        nbytes = flat.size * source.kind.itemsize(source.dtype)
+        if nbytes > self.small_bytes:
             return None
         return bytes(flat.tobytes())
 

@@ -34,6 +34,7 @@ GRACE_SECONDS = (
     1.0  # for the answers of ranks that wait too: they poll for questions all the time
 )
 _SPINS = 20  # tests before a waiting rank yields its core at each further one
+_SHORT_SECONDS = 1e-3  # so long a call waits before it is an operation in the queue
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
 
@@ -194,8 +195,7 @@ class Operations:
             operation = self.start(name, program, position, timeout)
         else:
             try:
-                for _ in range(_SPINS):
-                    next(program)
+                self._advance_for_a_moment(program)
             except StopIteration as stop:
                 self._started += position.is_collective
                 result: T = stop.value
@@ -212,6 +212,15 @@ class Operations:
             return self.wait(operation)
         finally:
             operation.forget()
+
+    def _advance_for_a_moment(self, program: Program[Any]) -> None:
+        """Test what it waits for until it ends, or has waited for a while."""
+        for _ in range(_SPINS):
+            next(program)
+        until = time.monotonic() + _SHORT_SECONDS
+        while time.monotonic() < until:
+            yield_core()
+            next(program)
 
     def _queued(
         self, name: str, program: Program[T], position: Position, timeout: float | None

@@ -7,8 +7,8 @@ done when a ring meets them for the first time, and kept.  What is left of a cal
 * of a small array (:mod:`mpiring.wire.small`), which rides in it, one pass over what has come;
 * of an array of ``ring.empty`` (:mod:`mpiring.wire.fused`), one pass over all ranks' arrays, and the closing
   exchange;
-* of another array of ranks on one node, the same through stages (:mod:`mpiring.wire.staged`) or the peers' memory
-  (:mod:`mpiring.wire.peers`), once these are there.
+* of another array of ranks on one node, what it takes through stages (:mod:`mpiring.wire.staged`) or the peers'
+  memory (:mod:`mpiring.wire.peers`), once these are there.
 
 Rules:
 
@@ -37,6 +37,7 @@ from .execute import Position
 from .operands import operand
 from .rehearsed import Rehearsed
 from .shared import place_of
+from .stages import TURNS, turn_after
 from .transport import Program
 
 _MOST = 256  # calls that are kept
@@ -59,16 +60,24 @@ class Repeated:
         """The program of :meth:`Collectives.allreduce`, if the call is of the usual kind; else None."""
         if not is_plain(x, out):
             return None
-        member = self._member
+        member, ways = self._member, self._member.ways
         way: type[_Seen]
-        place = None
-        if x.nbytes <= member.small_bytes and algorithm == "auto":
+        place, nbytes, is_auto = None, x.nbytes, algorithm == "auto"
+        if is_auto and nbytes <= member.small_bytes:
             way = _Riding
-        elif out is not None and (place := place_of(NUMPY, x)) is not None:
-            way = _Shared
-        elif x.nbytes >= member.ways.least_bytes and algorithm == "auto":
+        elif is_auto and ways.are_staged(nbytes):
+            way = _Staged
+        elif is_auto and nbytes >= ways.least_bytes:
             way = _Reaching
         else:
+            way = _Shared
+        if out is not None and way is not _Riding and x.base is not None:
+            place = (
+                None if is_auto and ways.are_one_shot(nbytes) else place_of(NUMPY, x)
+            )
+            if place is not None:
+                way = _Shared
+        if way is _Shared and place is None:
             return None
         try:
             key = (x.dtype, x.shape, op, order, algorithm, way)
@@ -189,7 +198,7 @@ class _Shared(_Seen):
         heard = yield from self._opening.exchange()
         if heard is None:
             payloads = [facts[:1] + one for one in said]
-            xs, outs = zip(*[facts_of(payload)[1] for payload in payloads])
+            xs, outs = zip(*[facts_of(payload).places for payload in payloads])
             if fused.are_shared(xs, outs):
                 position.phase = "node-shared allreduce"
                 self._combine(xs, outs)
@@ -206,51 +215,63 @@ class _Shared(_Seen):
         self._fold(xs, outs)
 
 
-class _Reaching(_Seen):
-    """Ordinary arrays of ranks on one node."""
+class _Staged(_Seen):
+    """Ordinary arrays of ranks on one node that go through stages."""
 
     def _learn(self, x: Array) -> bool:
-        self._fold: Callable[..., None] | None = None
+        self._opening = self._telling(told(brings=True))
+        self._steps: list[list[staged.Step]] = []  # for each turn
+        return True
+
+    def program(
+        self, x: Array, out: Array | None, place: Place | None, position: Position
+    ) -> Program[Array]:
+        member, closing = self._member, self._member.closing
+        stages = member.ways.stages
+        if not stages.are_made:
+            return (yield from self._ordinary(x, out, position))
+        result = NUMPY.empty(self._shape, self._dtype) if out is None else out
+        flat, target = x.reshape(-1), result.reshape(-1)
+        if not self._steps:
+            plan = stages.plan(self._rank, self._count, self._dtype)
+            how = self._rank, self._op, self._order, flat, target
+            self._steps = [staged.steps_of(plan, turn, *how) for turn in TURNS]
+        steps = self._steps[turn_after(member.opening.count)]
+        for part, room in steps[0].brought:
+            room[...] = flat[part]
+        heard = yield from self._opening.exchange()
+        if heard is not None:
+            return (yield from self._ordinary(x, out, position, heard))
+        yield from staged.run(steps, NUMPY, flat, target, closing, position)
+        return result
+
+
+class _Reaching(_Seen):
+    """Ordinary arrays of ranks on one node that go by the peers' memory."""
+
+    def _learn(self, x: Array) -> bool:
         nowhere = at_address(0)
         self._opening = self._telling(told(addresses=(nowhere, nowhere)))
-        call = Call("")
-        call.choose(self._algorithm)
-        return self._member.ways.may_be_taken(call)
+        return not self._member.ways.peer_memory.why_not
 
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         member, rank, ways = self._member, self._rank, self._member.ways
-        if not ways.is_known(x.nbytes):
+        if not ways.peer_memory.has_tried:
             return (yield from self._ordinary(x, out, position))
         result = NUMPY.empty(self._shape, self._dtype) if out is None else out
         flat, target = x.reshape(-1), result.reshape(-1)
-        stage = ways.stage(flat)
-        if stage is None:
-            rooms = ways.rooms(NUMPY, self._dtype)
-        else:
-            staged.bring(stage, NUMPY, flat)
-        here = NUMPY.pointer(x)
-        there = here if result is x else NUMPY.pointer(result)
-        facts = told(addresses=(at_address(here), at_address(there)))
+        rooms = ways.rooms(NUMPY, self._dtype)
+        here, there = map(at_address, map(NUMPY.pointer, (x, result)))
+        facts = told(addresses=(here, there))
         said = self._opening.said
         said[rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
         if heard is not None:
             return (yield from self._ordinary(x, out, position, heard))
-        if stage is not None:
-            position.phase = "staged allreduce"
-            if self._fold is None:
-                order = self._order
-                self._fold = staged.allreduce_fold(
-                    stage, rank, self._op, order, flat, target
-                )
-            self._fold(flat, target, here, there)
-            yield from member.closing.exchange(position)
-            staged.take(stage, NUMPY, target)
-            return result
         position.phase = "allreduce in the peers' memory"
-        addresses = [facts_of(facts[:1] + one)[2] for one in said]
+        addresses = [facts_of(facts[:1] + one).addresses for one in said]
         xs, outs = ([place for place in places if place] for places in zip(*addresses))
         memory, op, order = ways.peer_memory, self._op, self._order
         how = peers.Reduction(memory, rank, NUMPY, op, order, rooms)

@@ -32,7 +32,7 @@ from .operations import Operations, Work, yield_core
 from .peer_memory import PeerMemory
 from .repeated import Repeated
 from .shared import Backing, empty
-from .staged import Stages
+from .stages import Stages, lengths_for
 from .transport import Program, together
 
 T = TypeVar("T")
@@ -313,6 +313,7 @@ def _member(
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
     reaches = reaches and transport.size > 1
+    lengths = lengths_for(transport.size, settings.staged_bytes)
     return Collectives(
         transport,
         opening,
@@ -323,7 +324,7 @@ def _member(
         device_transport=device_transport,
         node=node,
         peer_memory=PeerMemory() if reaches else None,
-        stages=Stages() if reaches else None,
+        stages=Stages(transport.size, lengths) if reaches else None,
     )
 
 

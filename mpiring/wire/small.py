@@ -28,9 +28,6 @@ from .arrays.host import as_dtype, plain
 # That has room for what is measured to ride on a host, and for some KiB each where the ranks are many.
 _TOGETHER = 128 << 10
 
-# In any order the same bits: nothing is rounded.
-_EXACT = frozenset(("min", "max"))
-
 
 def most_bytes(small_bytes: int, size: int) -> int:
     """The longest array that rides along in a ring of so many ranks, of those that should; -1 if none does."""
@@ -66,7 +63,7 @@ def combine(
     if last is not None or order == "rank" or count == 0:
         ranks = combination(order, 0 if last is None else last, size)
         operands = [rows[rank] for rank in ranks]
-    elif op in _EXACT or out.dtype.kind in "iub":
+    elif arithmetic.any_order(op, dtype, size):
         operands = list(rows)
     else:
         operands = list(together[_places(count, size)])
@@ -97,7 +94,7 @@ def combination_of(
     if step is None or size < 2 or count == 0:
         return None
     kind = as_dtype(dtype)
-    if size == 2 or op in _EXACT or kind.kind in "iub":
+    if arithmetic.any_order(op, dtype, size):
 
         def in_any_order(xs: Sequence[Array], out: Array) -> None:
             step(xs[0], xs[1], out=out)

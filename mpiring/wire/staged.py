@@ -1,227 +1,284 @@
-"""Reductions of arrays that are not long, through memory that all ranks of a node have mapped for their ring.
+"""Reductions of ordinary arrays that are not long, through memory that all ranks of a node have mapped for their ring.
 
-The sibling of :mod:`mpiring.wire.peers` for ordinary arrays of up to 2 MiB.  There a system call for each peer
-and block costs more than the bytes; here each rank has a *stage*, in memory as that of :mod:`mpiring.wire.shared`, and
-a call is
+The sibling of :mod:`mpiring.wire.peers` for arrays of up to 4 MiB.  There a system call for each peer and block costs
+more than the bytes; here there are stages (:mod:`mpiring.wire.stages`), and a call is
 
-1. *bring*: before the opening exchange a rank copies what the others will read of its input into its stage;
-2. *fold*: after it, it combines its segment, of the others' stages and its own array, in the order of promise 4, into
-   its output and into its stage;
-3. *take*: after the closing exchange it copies the others' results out of their stages.
+1. *bring*: before the opening exchange a rank copies what the others will read of its input into its room;
+2. *fold*: after it, it combines its segment, of the others' rooms and its own array, in the order of promise 4;
+3. *take*: after a closing exchange it copies the results.
 
-Theory
-    A stage has a room for the input and another one for the result.  The room for the input is written before a
-    call's opening exchange, and read by others until its closing exchange: who writes it for the next call has left
-    that one, so nobody reads any more.  The room for the result is written after an opening exchange and read by others
-    after the closing exchange, until they come to the next opening exchange, which no rank leaves before.  In one room
-    for both, the input of the next call could come over a result that others have not taken yet.
-
-A stage is made when a call first wants it, and all ranks are known to be in that call.  Where there is no memory for
-it, nobody has one.
+Long arrays go block by block, and the next block is brought before the closing exchange of the one before.  Of short
+ones each rank combines all segments itself, each in its own order: then nothing has to be taken, and the opening
+exchange is all that a rank waits for.  That is a "one-shot" all-reduce, where the other is "two-shot".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from ..plan.schedules import combination, others
-from ..plan.segments import Segments
-from . import fused
-from .arithmetic import Array
+from ..plan.schedules import combination
+from .arithmetic import Array, any_order
 from .arrays import NUMPY, Kind
-from .arrays.host import by_addresses
-from .calls import Call
-from .shared import Backing, empty, pack_place, place_of, unpack_place
+from .arrays.host import by_addresses, plain
+from .execute import Position
+from .fused import Closing
+from .stages import Passage, Plan
 from .transport import Program
 
-if TYPE_CHECKING:
-    from .collectives import Collectives
-    from .execute import Position
-
-# The longest array, and all rooms for one of a ring: a container has 64 MiB of such memory.  On two cores,
-# two and four ranks took 316 and 2004 us for 2 MiB through stages, 387 and 2200 by the peers' memory; at 8 MiB it was
-# 1646 and 5200 against 1259 and 4844.
-_LONGEST, _TOGETHER = 2 << 20, 8 << 20
-
-_ALIGNMENT = 64
-_LONGEST_ITEM = 16
-_MOST_PLANS = 64
+Fold = Callable[[Array, Array], object]  # of a call's flat input and output
 
 
-class Plan(NamedTuple):
-    """Where things are, for arrays of one length and dtype.
+class Step(NamedTuple):
+    """A block of an all-reduce, or the whole of a one-shot one.
 
     Attributes:
-        mine: this rank's segment.
-        brought: for the others: a part of the array, and where it is brought to.
-        theirs: this rank's segment of each rank's array, in their stages.
-        result: where this rank's result goes.
-        results: of the others: the part of the array, and where it is taken from.
+        brought: parts of the input, and where they are brought to for the others.
+        fold: combines what this rank combines.
+        taken: parts of the output, and where they are taken from; None if nothing has to be taken.
     """
 
-    mine: slice
     brought: list[tuple[slice, Array]]
-    theirs: list[Array]
-    result: Array
-    results: list[tuple[slice, Array]]
+    fold: Fold
+    taken: list[tuple[slice, Array]] | None
 
 
-def longest(size: int) -> int:
-    """The bytes of the longest array for which a ring of so many ranks has stages."""
-    return min(_LONGEST, _TOGETHER // size)
-
-
-class Stages:
-    """The stages of one ring, as one rank sees them.
+class Reduction(NamedTuple):
+    """What is the same for all that a rank does in a reduction.
 
     Attributes:
-        why_not: why there are none, as the ranks have agreed; "" if there are, or nobody has tried.
+        plan: where its arrays are.
+        turn: of their first block.
+        rank: this one.
+        kind, op, order: of the reduction.
+        closing: the ring's closing exchange.
+        position: kept up to date.
     """
 
-    def __init__(self, why_not: str = "") -> None:
-        self.why_not = why_not
-        self._areas: list[Array] = []  # of the ranks, as bytes
-        self._plans: dict[tuple[int, Any], Plan] = {}
-
-    @property
-    def are_made(self) -> bool:
-        """Whether they are there."""
-        return bool(self._areas)
-
-    def plan(self, rank: int, count: int, dtype: Any) -> Plan | None:
-        """Where the arrays of a call are; None as long as there are no stages."""
-        if not self._areas:
-            return None
-        plan = self._plans.get((count, dtype))
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[count, dtype] = _planned(self._areas, rank, count, dtype)
-        return plan
-
-    def are_there(self, member: Collectives, position: Position) -> Program[bool]:
-        """Whether every rank has a stage: the same on all ranks.
-
-        Collective the first time: all ranks have to be known to call it.
-        """
-        if not (self._areas or self.why_not):
-            made: list[Backing] = []
-            try:
-                self._areas = yield from _stages(member, position, made)
-            except MemoryError as error:  # the same on all ranks
-                self.why_not = str(error)
-            finally:
-                for backing in made:
-                    backing.close()
-            if not self._areas:
-                self.why_not = self.why_not or "the ranks do not share memory"
-        return not self.why_not
+    plan: Plan
+    turn: int
+    rank: int
+    kind: Kind
+    op: str
+    order: str
+    closing: Closing
+    position: Position
 
 
-def _stages(
-    member: Collectives, position: Position, made: list[Backing]
-) -> Program[list[Array]]:
-    size = member.transport.size
-    nbytes = sum(_rooms(size))
-    everyone = tuple(range(size))
-    mine = yield from empty(member, nbytes, "uint8", position, made.append, everyone)
-    call = Call("sharing stages")
-    said = yield from member.open(call, pack_place(place_of(NUMPY, mine)), always=True)
-    places = [*map(unpack_place, said)]
-    return fused.reach(places, nbytes, "uint8") if fused.are_shared(places) else []
+def bring(
+    plan: Plan, turn: int, rank: int, kind: Kind, x: Array, is_one_shot: bool
+) -> None:
+    """Copy into this rank's room what the others will read of the input, or of its first block.
+
+    Args:
+        plan, turn, rank, kind: see :class:`Reduction`.
+        x: the input, flat.
+        is_one_shot: whether they read all of it.
+    """
+    whole = [(slice(None), plan.rooms[turn][rank])] if is_one_shot else None
+    _bring(whole or plan.passages[turn][0].brought, kind, x)
 
 
-def _rooms(size: int) -> tuple[int, int]:
-    """The bytes of a stage's rooms for an input and for a segment, whose length is rounded up to an element."""
-    whole, segment = longest(size), longest(size) // size + _LONGEST_ITEM
-    return _aligned(whole), _aligned(segment)
+def allreduce(how: Reduction, x: Array, out: Array) -> Program[None]:
+    """Combine all ranks' arrays into ``out``.
+
+    Args:
+        how: it is done.
+        x, out: this rank's flat arrays.
+    """
+    plan, turn, rank, kind, op, order, closing, position = how
+    steps = steps_of(plan, turn, rank, op, order, x, out)
+    return run(steps, kind, x, out, closing, position)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def run(
+    steps: list[Step],
+    kind: Kind,
+    x: Array,
+    out: Array,
+    closing: Closing,
+    position: Position,
+) -> Program[None]:
+    """An all-reduce, from when the first step's part of the input has been brought.
+
+    Args:
+        steps: see :func:`steps_of`.
+        kind, closing, position: see :class:`Reduction`.
+        x, out: this rank's flat arrays.
+    """
+    position.phase = "staged allreduce"
+    for number, step in enumerate(steps):
+        step.fold(x, out)
+        if step.taken is None:
+            return
+        for following in steps[number + 1 :][:1]:
+            _bring(following.brought, kind, x)
+        yield from closing.exchange(position)
+        _take(step.taken, kind, out)
 
 
-def _planned(areas: Sequence[Array], rank: int, count: int, dtype: Any) -> Plan:
-    size, segments = len(areas), Segments(count, len(areas))
-    room, _ = _rooms(size)
-    inputs = [NUMPY.typed(area[:room], dtype, count) for area in areas]
-    results = [
-        NUMPY.typed(area[room:], dtype, segment.length)
-        for area, segment in zip(areas, segments)
-    ]
-    mine = segments[rank].slice
-    around = [slice(0, mine.start), slice(mine.stop, count)]
-    full = [other for other in others(rank, size) if segments[other].length]
-    return Plan(
-        mine,
-        [(part, inputs[rank][part]) for part in around if part.start < part.stop],
-        [x[mine] for x in inputs],
-        results[rank],
-        [(segments[other].slice, results[other]) for other in full],
-    )
+def reduce_scatter(how: Reduction, x: Array, out: Array) -> Program[None]:
+    """Combine this rank's segment of all ranks' arrays into ``out``; arguments as for :func:`allreduce`."""
+    how.position.phase = "staged reduce_scatter"
+    passages = how.plan.passages[how.turn]
+    for number, passage in enumerate(passages):
+        outs = [out[passage.within]]
+        operands = _operands(passage, how.rank, how.order, how.rank, x)
+        how.kind.fold_to_all(how.op, len(operands), operands, outs)
+        if len(passages) > 1:  # a single one's room is not written before two exchanges
+            yield from _to_the_next(how, number, x)
 
 
-def bring(plan: Plan, kind: Kind, x: Array) -> None:
-    """Copy what the others will read of the input into this rank's stage."""
-    for part, room in plan.brought:
+def reduce(how: Reduction, x: Array, out: Array | None, root: int) -> Program[None]:
+    """Combine all ranks' arrays into the root's ``out``; other arguments as for :func:`allreduce`."""
+    how.position.phase = "staged reduce"
+    for number, passage in enumerate(how.plan.passages[how.turn]):
+        result = passage.result
+        if out is not None and how.plan.keeps:
+            result = out[passage.mine]
+        operands = _operands(passage, how.rank, how.order, root, x)
+        how.kind.fold_to_all(how.op, len(operands), operands, [result])
+        yield from _to_the_next(how, number, x)
+        if out is not None:
+            _take(passage.taken, how.kind, out)
+
+
+def _to_the_next(how: Reduction, number: int, x: Array) -> Program[None]:
+    """Bring the block after this one, and end when all ranks have combined this one."""
+    for following in how.plan.passages[how.turn][number + 1 :][:1]:
+        _bring(following.brought, how.kind, x)
+    yield from how.closing.exchange(how.position)
+
+
+def _bring(brought: list[tuple[slice, Array]], kind: Kind, x: Array) -> None:
+    for part, room in brought:
         kind.copy(x[part], room)
 
 
-def fold(
-    plan: Plan,
-    rank: int,
-    kind: Kind,
-    op: str,
-    order: str,
-    last: int,
-    x: Array,
-    outs: list[Array],
-) -> None:
-    """Combine this rank's segment of all inputs into each of ``outs``; ``last`` is combined last in a ring's order."""
-    operands = plan.theirs.copy()
-    operands[rank] = x[plan.mine]
-    size = len(operands)
-    ranks = combination(order, last, size)
-    kind.fold_to_all(op, size, [operands[other] for other in ranks], outs)
+def _take(taken: list[tuple[slice, Array]], kind: Kind, out: Array) -> None:
+    for part, result in taken:
+        kind.copy(result, out[part])
 
 
-def allreduce_fold(
-    plan: Plan, rank: int, op: str, order: str, x: Array, out: Array
-) -> Callable[[Array, Array, int, int], None]:
-    """:func:`fold` of an all-reduce into the output and the stage, for calls that differ in the arrays alone.
+def _operands(
+    passage: Passage, rank: int, order: str, last: int, x: Array
+) -> list[Array]:
+    """This rank's piece of all inputs in the order in which they are combined, ``last`` being the last in a ring's."""
+    operands = passage.theirs.copy()
+    operands[rank] = x[passage.mine]
+    return [operands[r] for r in combination(order, last, len(operands))]
+
+
+# ---- the steps of an all-reduce, which are kept, as the same calls come again and again ---------------
+
+
+def steps_of(
+    plan: Plan, turn: int, rank: int, op: str, order: str, x: Array, out: Array
+) -> list[Step]:
+    """The steps of all-reduces that differ in the arrays alone.
 
     Args:
-        plan, rank, op, order: as for :func:`fold`.
-        x, out: the input and output of one of the calls.
-
-    Returns:
-        what is called with a call's input and output, and their addresses.
+        plan, turn, rank, op, order: see :class:`Reduction`.
+        x, out: the flat arrays of one of them.
     """
-
-    def by_arrays(x: Array, out: Array, x_address: int, out_address: int) -> None:
-        fold(plan, rank, NUMPY, op, order, rank, x, [out[plan.mine], plan.result])
-
-    operands = plan.theirs.copy()
-    operands[rank] = x[plan.mine]
-    outs = [out[plan.mine], plan.result]
-    kernel = by_addresses(op, operands, outs, len(operands))
-    if kernel is None:
-        return by_arrays
-    ranks = combination(order, rank, len(operands))
-    addresses = [NUMPY.pointer(operands[other]) for other in ranks]
-    mine = ranks.index(rank)
-    start = addresses[mine] - NUMPY.pointer(x)
-    result = NUMPY.pointer(plan.result)
-
-    def by_kernel(x: Array, out: Array, x_address: int, out_address: int) -> None:
-        addresses[mine] = x_address + start
-        kernel([*addresses, out_address + start, result])
-
-    return by_kernel
+    steps = plan.steps.get((op, order, turn))
+    if steps is None:
+        if plan.is_one_shot:
+            rooms = plan.rooms[turn]
+            fold = _one_shot(plan, rooms, op, order, out)
+            steps = [Step([(slice(None), rooms[rank])], fold, None)]
+        else:
+            steps = [
+                Step(
+                    passage.brought,
+                    _two_shot(passage, plan.keeps, rank, op, order, x, out),
+                    passage.taken,
+                )
+                for passage in plan.passages[turn]
+            ]
+        plan.steps[op, order, turn] = steps
+    return steps
 
 
-def take(plan: Plan, kind: Kind, out: Array) -> None:
-    """Copy the others' results out of their stages."""
-    for part, room in plan.results:
-        kind.copy(room, out[part])
+def _two_shot(
+    passage: Passage, keeps: bool, rank: int, op: str, order: str, x: Array, out: Array
+) -> Fold:
+    """What combines this rank's piece of a block."""
+    mine, result = passage.mine, passage.result
+    operands = _operands(passage, rank, order, rank, x)
+    size = len(operands)
+    at = combination(order, rank, size).index(rank)
+    before, after = operands[:at], operands[at + 1 :]  # but no array of this call's
+    kernel = by_addresses(
+        op, operands, [out[mine], result] if keeps else [result], size
+    )
+    step = None
+    if size == 2 and not keeps:
+        step = plain(op, NUMPY.dtype_name(result))
+        (theirs,) = before + after
+
+    def by_arrays(x: Array, out: Array) -> None:
+        outs = [out[mine], result] if keeps else [result]
+        NUMPY.fold_to_all(op, size, [*before, x[mine], *after], outs)
+
+    def by_numpy(x: Array, out: Array) -> None:
+        # Two arrays give the same bits in any order.
+        assert step is not None
+        step(theirs, x[mine], out=result)
+
+    left, right = [*map(NUMPY.pointer, before)], [*map(NUMPY.pointer, after)]
+    start, place = mine.start * x.itemsize, NUMPY.pointer(result)
+
+    def by_kernel(x: Array, out: Array) -> None:
+        assert kernel is not None
+        here = NUMPY.pointer(x) + start
+        kept = [NUMPY.pointer(out) + start] if keeps else []
+        kernel([*left, here, *right, *kept, place])
+
+    if kernel is not None:
+        return by_kernel
+    return by_arrays if step is None else by_numpy
+
+
+def _one_shot(plan: Plan, rooms: list[Array], op: str, order: str, out: Array) -> Fold:
+    """What combines the whole array."""
+    size = len(rooms)
+    if order == "rank" or any_order(op, NUMPY.dtype_name(out), size):
+        return _one_shot_fold(op, rooms, out, slice(0, out.size))
+    folds = [
+        _one_shot_fold(
+            op, [rooms[r] for r in combination(order, home, size)], out, segment
+        )
+        for home, segment in enumerate(plan.segments)
+    ]
+
+    def each(x: Array, out: Array) -> None:
+        for fold in folds:
+            fold(x, out)
+
+    return each
+
+
+def _one_shot_fold(op: str, rooms: Sequence[Array], out: Array, part: slice) -> Fold:
+    """What combines a part of the arrays, in the order in which they are given."""
+    size = len(rooms)
+    operands = [room[part] for room in rooms]
+    kernel = by_addresses(op, operands, [out[part]], size)
+    step = plain(op, NUMPY.dtype_name(out)) if size == 2 else None
+    addresses = [NUMPY.pointer(operand) for operand in operands]
+    start = part.start * out.itemsize
+
+    def by_kernel(x: Array, out: Array) -> None:
+        assert kernel is not None
+        kernel([*addresses, NUMPY.pointer(out) + start])
+
+    def by_numpy(x: Array, out: Array) -> None:
+        assert step is not None
+        step(*operands, out=out[part])
+
+    def by_arrays(x: Array, out: Array) -> None:
+        NUMPY.fold_to_all(op, size, operands, [out[part]])
+
+    if kernel is not None:
+        return by_kernel
+    return by_arrays if step is None else by_numpy

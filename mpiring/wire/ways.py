@@ -21,14 +21,14 @@ from .calls import Call, at_address
 from .execute import Position
 from .memory import Rooms
 from .peer_memory import PeerMemory
-from .staged import Plan, Stages
+from .stages import Plan, Stages, lengths_for, turn_after
 from .transport import Program
 
 if TYPE_CHECKING:
     from .collectives import Collectives
     from .fused import Places
 
-# From so many bytes on ordinary arrays of one node go this way.
+# From so many bytes on ordinary arrays of one node go by the peers' memory.
 LEAST_BYTES = 8 << 10
 
 
@@ -36,11 +36,13 @@ class Ready(NamedTuple):
     """What a rank has prepared for a call.
 
     Attributes:
-        stage: where its input has been brought to; None if it has not.
+        plan: where its input has been brought to, None if it has not.
+        turn: of the stages.
         rooms: scratch for what it reads of its peers.
     """
 
-    stage: Plan | None = None
+    plan: Plan | None = None
+    turn: int = 0
     rooms: Rooms | None = None
 
 
@@ -50,7 +52,7 @@ class Ways:
     Args:
         member: the rank.
         peer_memory, stages: what there is to go by; None: nothing.
-        least_bytes: arrays of so many bytes, and longer ones, go this way, the same on every rank.
+        least_bytes: from how many bytes on arrays go by the peers' memory, the same on every rank.
     """
 
     def __init__(
@@ -61,30 +63,50 @@ class Ways:
         least_bytes: int,
     ) -> None:
         self.peer_memory = peer_memory or PeerMemory("not asked for")
-        self.stages = stages or Stages("not asked for")
         self.least_bytes = least_bytes
         self._member = member
         self._rank, self._size = member.transport.rank, member.transport.size
-        self._stage_bytes = staged.longest(self._size)
+        self.stages = stages or Stages(
+            self._size, lengths_for(self._size, -1), "not asked for"
+        )
 
     # ---- before the opening exchange --------------------------------------------------------------
 
     def prepare(
-        self, call: Call, kind: Kind, x: Array, out: Array | None = None
+        self,
+        call: Call,
+        kind: Kind,
+        x: Array,
+        out: Array | None = None,
+        is_open: bool = False,
     ) -> Ready:
-        """Offer the flat arrays of a reduction to the peers, bring the input to the stage, and take scratch.
+        """Bring the flat input of a reduction to the stages, or offer the arrays to the peers and take scratch.
 
         Args:
             call: takes note.
             kind: of the arrays.
             x, out: this rank's; None for an output that nobody else touches.
+            is_open: whether the opening exchange is over, for which all this has been done once.
         """
+        if any(call.places):  # no need for any of this
+            return Ready()
+        if call.is_auto and not kind.is_device and self.are_staged(x.nbytes):
+            call.brings = True
+            if self.stages.are_made:
+                return self.brought(call.name, kind, x, is_open)
         if x.nbytes >= self.least_bytes:
             self.offer(call, kind, x, out)
         if not any(call.addresses):
             return Ready()
-        stage = self._brought(kind, x)
-        return Ready(stage, None if stage else self.rooms(kind, x.dtype))
+        return Ready(rooms=self.rooms(kind, x.dtype))
+
+    def are_staged(self, nbytes: int) -> bool:
+        """Whether arrays of so many bytes, in host memory, go through stages where any way may be taken."""
+        return nbytes <= self.stages.lengths.longest and not self.stages.why_not
+
+    def are_one_shot(self, nbytes: int) -> bool:
+        """Whether all-reduces of so many bytes cost less through stages than in memory that all ranks have mapped."""
+        return nbytes <= self.stages.lengths.one_shot and self.are_staged(nbytes)
 
     def offer(self, call: Call, kind: Kind, x: Array, out: Array | None = None) -> None:
         """Tell the peers where they may read the flat input, and write the output, if they are to reach for them.
@@ -92,38 +114,23 @@ class Ways:
         Args:
             call, kind, x, out: as for :meth:`prepare`.
         """
-        if not kind.is_device and self.may_be_taken(call):
+        if call.is_auto and not (kind.is_device or self.peer_memory.why_not):
             there = None if out is None else at_address(kind.pointer(out))
             call.addresses = at_address(kind.pointer(x)), there
-
-    def may_be_taken(self, call: Call) -> bool:
-        """Whether a call may go by stages or the peers' memory at all."""
-        if call.must_share or not call.may_share:
-            return False
-        return not (self.peer_memory.why_not and self.stages.why_not)
 
     def rooms(self, kind: Kind, dtype: Any) -> Rooms:
         """Scratch for what this rank reads of its peers."""
         length = peers.block_bytes(self._size)
         return self._member.scratch.rooms(kind, self._size, length, dtype)
 
-    def stage(self, x: Array) -> Plan | None:
-        """Where an array like this one is in the stages; None if it is too long for them, or they are not there."""
-        if x.nbytes > self._stage_bytes:
-            return None
-        return self.stages.plan(self._rank, x.size, x.dtype)
-
-    def is_known(self, nbytes: int) -> bool:
-        """Whether there is a way for arrays of so many bytes, and the ranks have found that out already."""
-        if nbytes <= self._stage_bytes and not self.stages.why_not:
-            return self.stages.are_made
-        return self.peer_memory.has_tried
-
-    def _brought(self, kind: Kind, x: Array) -> Plan | None:
-        stage = self.stage(x)
-        if stage is not None:
-            staged.bring(stage, kind, x)
-        return stage
+    def brought(self, name: str, kind: Kind, x: Array, is_open: bool = False) -> Ready:
+        """Bring the flat input of a reduction of that name, unless that has been done before the opening exchange."""
+        plan = self.stages.plan(self._rank, x.size, x.dtype)
+        turn = turn_after(self._member.opening.count - is_open)
+        if not is_open:
+            whole = plan.is_one_shot and name == "allreduce"
+            staged.bring(plan, turn, self._rank, kind, x, whole)
+        return Ready(plan, turn)
 
     # ---- after it: whether a call went this way, the same on every rank ---------------------------
 
@@ -147,19 +154,14 @@ class Ways:
             x, out: this rank's flat arrays.
             position: kept up to date.
         """
-        rank = self._rank
-        if stage := (yield from self._staged(call, ready, kind, x, position)):
-            position.phase = "staged allreduce"
-            outs = [out[stage.mine], stage.result]
-            staged.fold(stage, rank, kind, op, order, rank, x, outs)
-            yield from self._member.closing.exchange(position)
-            staged.take(stage, kind, out)
+        how = yield from self._staged(call, ready, kind, op, order, x, position)
+        if how is not None:
+            yield from staged.allreduce(how, x, out)
             return True
         addresses = call.addresses_of_all(self._size)
         if places := (yield from self.reached(call, *addresses)):
             position.phase = "allreduce in the peers' memory"
-            how = self._reduction(kind, op, order, ready)
-            peers.allreduce(how, x, out, *places)
+            peers.allreduce(self._reaching(kind, op, order, ready), x, out, *places)
             yield from self._member.closing.exchange(position)
         return bool(places)
 
@@ -175,17 +177,16 @@ class Ways:
         position: Position,
     ) -> Program[bool]:
         """A reduce-scatter; arguments as for :meth:`allreduce`, ``out`` being this rank's segment."""
-        rank = self._rank
-        if stage := (yield from self._staged(call, ready, kind, x, position)):
-            position.phase = "staged reduce_scatter"
-            staged.fold(stage, rank, kind, op, order, rank, x, [out])
-            yield from self._member.closing.exchange(position)
+        how = yield from self._staged(call, ready, kind, op, order, x, position)
+        if how is not None:
+            yield from staged.reduce_scatter(how, x, out)
             return True
         xs, _ = call.addresses_of_all(self._size)
         if places := (yield from self.reached(call, xs)):
             position.phase = "reduce_scatter in the peers' memory"
-            how = self._reduction(kind, op, order, ready)
-            peers.reduce_scatter(how, x, out, *places)
+            peers.reduce_scatter(
+                self._reaching(kind, op, order, ready), x, out, *places
+            )
             yield from self._member.closing.exchange(position)
         return bool(places)
 
@@ -202,19 +203,15 @@ class Ways:
         position: Position,
     ) -> Program[bool]:
         """A reduce; arguments as for :meth:`allreduce`, with an output on the root only."""
-        if stage := (yield from self._staged(call, ready, kind, x, position)):
-            position.phase = "staged reduce"
-            part = stage.result if out is None else out[stage.mine]
-            staged.fold(stage, self._rank, kind, op, order, root, x, [part])
-            yield from self._member.closing.exchange(position)
-            if out is not None:
-                staged.take(stage, kind, out)
+        how = yield from self._staged(call, ready, kind, op, order, x, position)
+        if how is not None:
+            yield from staged.reduce(how, x, out, root)
             return True
         xs, outs = call.addresses_of_all(self._size)
         if places := (yield from self.reached(call, xs, outs[root:][:1])):
             position.phase = "reduce in the peers' memory"
-            how = self._reduction(kind, op, order, ready)
-            peers.reduce(how, x, out, places[0], root, *places[1])
+            reaching = self._reaching(kind, op, order, ready)
+            peers.reduce(reaching, x, out, places[0], root, *places[1])
             yield from self._member.closing.exchange(position)
         return bool(places)
 
@@ -232,20 +229,38 @@ class Ways:
         return given if is_there else []
 
     def _staged(
-        self, call: Call, ready: Ready, kind: Kind, x: Array, position: Position
-    ) -> Program[Plan | None]:
-        """Where a call goes through the stages; None if it does not."""
-        xs, _ = call.addresses_of_all(self._size)
-        if None in xs or x.nbytes > self._stage_bytes:
+        self,
+        call: Call,
+        ready: Ready,
+        kind: Kind,
+        op: str,
+        order: str,
+        x: Array,
+        position: Position,
+    ) -> Program[staged.Reduction | None]:
+        """How a call goes through the stages; None if it does not."""
+        if not call.all_bring:
             return None
-        stage = ready.stage
-        if stage is None and (yield from self.stages.are_there(self._member, position)):
+        if ready.plan is None:
+            if not (yield from self.stages.are_there(self._member, position)):
+                return None
             # The first time: what it has to bring comes late.
-            stage = self._brought(kind, x)
+            ready = self.brought(call.name, kind, x)
             yield from self._member.open(call, always=True)
-        return stage
+        return self.staging(ready, kind, op, order, position)
 
-    def _reduction(
+    def staging(
+        self, ready: Ready, kind: Kind, op: str, order: str, position: Position
+    ) -> staged.Reduction:
+        """How a reduction of what has been brought is done."""
+        plan, turn, _ = ready
+        assert plan is not None
+        closing = self._member.closing
+        return staged.Reduction(
+            plan, turn, self._rank, kind, op, order, closing, position
+        )
+
+    def _reaching(
         self, kind: Kind, op: str, order: str, ready: Ready
     ) -> peers.Reduction:
         assert ready.rooms is not None

@@ -9,7 +9,7 @@ import pytest
 from mpiring import Ring
 from mpiring.wire.cross_memory import Reach
 from mpiring.wire.peer_memory import PeerMemory
-from mpiring.wire.staged import Stages
+from mpiring.wire.stages import Lengths, Stages
 
 
 def reaching(comm: Any, **more: Any) -> Ring:
@@ -18,15 +18,25 @@ def reaching(comm: Any, **more: Any) -> Ring:
     for member in ring._session.members:
         member.small_bytes = -1  # nor rides in the opening exchange
         member.ways.least_bytes = 0
-        member.ways.stages = Stages("by the peers' memory only")
+        lengths = member.ways.stages.lengths
+        why_not = "by the peers' memory only"
+        member.ways.stages = Stages(ring.size, lengths, why_not)
     return ring
 
 
-def staging(comm: Any, **more: Any) -> Ring:
+def short_lengths(size: int) -> Lengths:
+    """Of stages through which arrays go as one-shot, as one block and as several, though they are short."""
+    block = 4096 * size
+    return Lengths(block, block, longest=1 << 20, one_shot=2048, kept=16 << 10)
+
+
+def staging(comm: Any, lengths: Lengths | None = None, **more: Any) -> Ring:
     """A ring in which no array is too short to go through stages."""
     ring = reaching(comm, **more)
     for member in ring._session.members:
-        member.ways.stages = Stages("alone" if ring.size == 1 else "")
+        why_not = "alone" if ring.size == 1 else ""
+        given = lengths or member.ways.stages.lengths
+        member.ways.stages = Stages(ring.size, given, why_not)
         member.ways.peer_memory = PeerMemory("through stages only")
     return ring
 

@@ -16,9 +16,15 @@ from hypothesis import strategies as st
 from mpiring import Ring
 from mpiring.wire import cross_memory, peers, session, staged
 from mpiring.wire.calls import at_address
-from mpiring.wire.ways import LEAST_BYTES
 
-from ranks.reaching import Moved, need_reach, reaching, staging, why_not
+from ranks.reaching import (
+    Moved,
+    need_reach,
+    reaching,
+    short_lengths,
+    staging,
+    why_not,
+)
 from ranks.reference import (
     DTYPES,
     balanced,
@@ -48,9 +54,13 @@ def near(comm):
     ring.close()
 
 
-@pytest.fixture(params=[reaching, staging])
+def staging_in_blocks(comm):
+    return staging(comm, short_lengths(comm.size))
+
+
+@pytest.fixture(params=[reaching, staging, staging_in_blocks])
 def either(comm, request):
-    """The same, and one with stages."""
+    """The same, one with stages, and one whose stages are short."""
     ring = request.param(comm)
     yield ring
     ring.close()
@@ -139,20 +149,40 @@ def test_each_byte_moves_once_there_and_once_back(comm, near, moved):
 
 @pytest.mark.ranks(2, 3, 4)
 def test_from_how_many_bytes_on(comm, ring, moved, monkeypatch):
-    """In a ring as it is: in the opening exchange, through stages, by the peers' memory."""
+    """In a ring as it is: in the opening exchange, through stages (one-shot and not), by the peers' memory."""
     taken: list[int] = []
-    honest = staged.take
-    monkeypatch.setattr(staged, "take", lambda *how: taken.append(1) or honest(*how))
-    ways = []
+    honest = staged.run
+
+    def counted(steps, *how):
+        taken.append(len(steps) if steps[0].taken else 0)
+        return honest(steps, *how)
+
+    monkeypatch.setattr(staged, "run", counted)
     (member,) = ring._session.members
-    rides, longest = member.small_bytes // 8 * 8, staged.longest(comm.size)
-    shortest = max(rides + 8, LEAST_BYTES)
-    for nbytes in (rides, shortest, longest, longest + 8):
+    shortest, lengths = member.small_bytes + 8, member.ways.stages.lengths
+    ways = []
+    for nbytes in (
+        shortest - 8,
+        shortest,
+        lengths.one_shot,
+        lengths.one_shot + 8,
+        lengths.longest,
+        lengths.longest + 8,
+    ):
         x = np.full(nbytes // 8, 8**comm.rank)
         total = ring.allreduce(x)
         assert (total == int("1" * comm.size, 8)).all()
-        ways.append((len(taken), any(moved.take())))
-    assert ways == [(0, False), (1, False), (2, False), (2, True)]
+        ways.append((taken[-1:], any(moved.take())))
+        taken.clear()
+    blocks = -(-lengths.longest // (lengths.block // 8 // comm.size * 8 * comm.size))
+    assert ways == [
+        ([], False),
+        ([0], False),
+        ([0], False),
+        ([1], False),
+        ([blocks], False),
+        ([], True),
+    ]
 
 
 @pytest.mark.ranks(2, 3, 4)
@@ -303,7 +333,7 @@ def test_if_one_rank_makes_no_offer_all_send_messages(comm, near, moved, monkeyp
     """As one whose array is on a device."""
     if comm.rank == 0:
         member = near._session.members[0]
-        monkeypatch.setattr(member.ways, "may_be_taken", lambda call: False)
+        monkeypatch.setattr(member.ways, "offer", lambda *_: None)
     assert totals(near, comm) == expected(comm)
     assert moved.take() == (0, 0)
 

@@ -17,11 +17,15 @@ from mpiring.wire.tuning import DEFAULTS, WIRES
 
 SIZE = MPI.COMM_WORLD.size
 
-# Far from the defaults, on both sides: nothing rides along and all is cut small; and all the other way about.
+# Far from the defaults, on both sides: nothing rides along and all is cut small; and all the other way about.  Without
+# stages, which would take what is to be cut on one node; and with them for everything.
 PROFILES = {
-    "tiny chunks": {"chunk_bytes": 8, "piece_bytes": 8, "window": 1, "direct_bytes": 0, "small_bytes": 0},
-    "odd chunks": {"chunk_bytes": 40, "piece_bytes": 24, "window": 5, "direct_bytes": 100, "small_bytes": 7},
-    "all at once": {"window": 64, "direct_bytes": 1 << 30, "small_bytes": 32 << 10},
+    "tiny chunks": {"chunk_bytes": 8, "piece_bytes": 8, "window": 1, "direct_bytes": 0, "small_bytes": 0,
+                    "staged_bytes": 0},
+    "odd chunks": {"chunk_bytes": 40, "piece_bytes": 24, "window": 5, "direct_bytes": 100, "small_bytes": 7,
+                   "staged_bytes": 0},
+    "all at once": {"window": 64, "direct_bytes": 1 << 30, "small_bytes": 32 << 10, "staged_bytes": 0},
+    "all in stages": {"small_bytes": 0, "staged_bytes": 1 << 30},
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.local import LocalNetwork, first
 from mpiring.wire.peer_memory import PeerMemory
-from mpiring.wire.staged import Stages
+from mpiring.wire.stages import Stages
 
 from wire.interleaving import chooser
 
@@ -23,7 +23,7 @@ class Ranks:
 
     ``tuning`` has the settings that are not the defaults; nothing rides in the opening exchange unless it says so.
     ``node(rank)`` are the ranks that the MPI would say share memory with that one.  With ``peers`` they reach into
-    each other's arrays, with ``stages`` they have stages, however short these are.
+    each other's arrays, with ``stages`` they have stages of such lengths, however short the arrays are.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Ranks:
         tuning=None,
         node=None,
         peers=False,
-        stages=False,
+        stages=None,
         **more,
     ):
         settings = replace(
@@ -55,7 +55,7 @@ class Ranks:
                 device_transport=device_transport,
                 node=node and (lambda rank=rank: node(rank)),
                 peer_memory=PeerMemory() if peers else None,
-                stages=Stages() if stages else None,
+                stages=stages and Stages(size, stages),
                 least_bytes=0,
             )
             for rank, transport in enumerate(self.network.transports)

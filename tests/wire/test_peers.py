@@ -21,8 +21,6 @@ from mpiring.wire import (
     gather,
     peers,
     rooted,
-    shared,
-    staged,
     ways,
 )
 from mpiring.wire.execute import Position
@@ -48,21 +46,18 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(peers, "block_bytes", lambda size: BLOCK)
 
 
-WAYS = ("peers", "stages")
-
-
-def make(size, seed=None, rendezvous=True, way="peers"):
-    return Ranks(size, seed, rendezvous, **{way: True})
+def make(size, seed=None, rendezvous=True):
+    return Ranks(size, seed, rendezvous, peers=True)
 
 
 # ---- the bits -------------------------------------------------------------------------------------
 
 
 def check_allreduce(
-    size, count, dtype, op, order, in_place, seed, rendezvous, way="peers"
+    size, count, dtype, op, order, in_place, seed, rendezvous, make=make
 ):
     values = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
-    ranks = make(size, seed, rendezvous, way)
+    ranks = make(size, seed, rendezvous)
     xs = [value.copy() for value in values]
     outs = xs if in_place else [np.ones_like(value) for value in values]
     results, longest = ranks.sends(
@@ -76,12 +71,10 @@ def check_allreduce(
         assert all(same_bits(x, value) for x, value in zip(xs, values))
 
 
-def check_to_one(
-    size, count, dtype, op, order, in_place, seed, rendezvous, way="peers"
-):
+def check_to_one(size, count, dtype, op, order, in_place, seed, rendezvous, make=make):
     """reduce_scatter and reduce."""
     values = [reference.varied(dtype, count, rank, seed) for rank in range(size)]
-    ranks = make(size, seed, rendezvous, way)
+    ranks = make(size, seed, rendezvous)
     xs = [value.copy() for value in values]
     parts = [slice(*bound) for bound in reference.bounds(count, size)]
     outs = [x[part] if in_place else None for x, part in zip(xs, parts)]
@@ -322,10 +315,9 @@ def test_without_the_check_it_goes_the_same_way():
     assert longest < FEW and all((x == 0o111).all() for x in results)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_rides_on_some_ranks_only_goes_by_messages(way):
+def test_what_rides_on_some_ranks_only_goes_by_messages():
     """Some ranks bring their bytes to the opening exchange, and one, as with an array on a device, does not."""
-    ranks = Ranks(3, tuning={"small_bytes": 100}, **{way: True})
+    ranks = Ranks(3, tuning={"small_bytes": 100}, peers=True)
     ranks.collectives[1].small_bytes = -1
     xs = [np.full(10, 8**r) for r in range(3)]
     for turn in range(2):
@@ -401,20 +393,19 @@ def expected(size, rank):
 
 def order_of_turns(seed, rendezvous, size, way="peers"):
     held: list[Any] = []
-    ranks = make(size, seed, rendezvous, way)
+    ranks = make(size, seed, rendezvous)
     results = ranks.run(lambda rank, c: turns(rank, c, size, held))
     for rank, result in enumerate(results):
         assert result == list(expected(size, rank))
 
 
 @examples(max_examples=60)
-@given(seeds, protocols, sizes, st.sampled_from(WAYS))
-def test_who_has_left_a_call_may_write(seed, rendezvous, size, way):
-    order_of_turns(seed, rendezvous, size, way)
+@given(seeds, protocols, sizes)
+def test_who_has_left_a_call_may_write(seed, rendezvous, size):
+    order_of_turns(seed, rendezvous, size)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_without_the_closing_exchange_this_would_show(monkeypatch, way):
+def test_without_the_closing_exchange_this_would_show(monkeypatch):
     def nothing(self, position):
         return
         yield
@@ -423,102 +414,10 @@ def test_without_the_closing_exchange_this_would_show(monkeypatch, way):
     wrong = 0
     for seed in range(20):
         try:
-            order_of_turns(seed, None, 3, way)
+            order_of_turns(seed, None, 3)
         except AssertionError:
             wrong += 1
     assert wrong > 0
-
-
-def lengths_in_turn(seed, rendezvous, size, counts):
-    """All-reduces of other lengths behind each other through the same stages: what came out wrong."""
-    ranks = make(size, seed, rendezvous, "stages")
-
-    def program(rank, c):
-        found = []
-        for turn, count in enumerate(counts):
-            x = np.full(count, 8.0**rank * (turn + 1))
-            x = yield from c.allreduce(x, "sum", x, "ring", "auto", Position())
-            found.append(x.tolist())
-            x[...] = -1
-        return found
-
-    total = int("1" * size, base=8)
-    want = [[total * (turn + 1.0)] * count for turn, count in enumerate(counts)]
-    return [found for found in ranks.run(program) if found != want]
-
-
-@examples(max_examples=60)
-@given(seeds, protocols, sizes, st.lists(st.integers(0, 40), max_size=6))
-def test_a_stage_holds_a_result_until_all_have_it(seed, rendezvous, size, counts):
-    assert lengths_in_turn(seed, rendezvous, size, counts) == []
-
-
-def test_with_one_room_for_input_and_result_this_would_show(monkeypatch):
-    copy = broken(staged, "NUMPY.typed(area[room:], dtype", "NUMPY.typed(area, dtype")
-    monkeypatch.setattr(staged, "_planned", copy._planned)
-    wrong = [s for s in range(20) if lengths_in_turn(s, None, 3, [3, 40, 7, 30])]
-    assert wrong
-
-
-# ---- stages -----------------------------------------------------------------------------------------
-
-
-def test_stages_are_made_once_and_send_no_data():
-    ranks, xs = make(3, way="stages"), arrays(3, 1000)
-    for _ in range(2):
-        for c in ranks.collectives:
-            assert c.ways.stages.why_not == ""
-        _, longest = ranks.sends(lambda: ranks.call("allreduce", lambda r: (xs[r],)))
-        assert longest < FEW
-        areas = [c.ways.stages._areas for c in ranks.collectives]
-        assert all(area.ctypes.data == a.ctypes.data for area, a in zip(*areas[:2]))
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("dtype", ["complex128", "int8"])
-def test_the_longest_arrays_and_longer_ones(monkeypatch, size, dtype):
-    monkeypatch.setattr(staged, "longest", lambda size: 800)
-    count = 800 // np.dtype(dtype).itemsize
-    for more, is_staged in ((0, True), (1, False)):
-        ranks = make(size, way="stages")
-        xs = [np.full(count + more, 1 + r, dtype) for r in range(size)]
-        for x in ranks.call("allreduce", lambda r: (xs[r],)):
-            assert (x == size * (size + 1) // 2).all()
-        assert [c.ways.stages._areas != [] for c in ranks.collectives] == [
-            is_staged
-        ] * size
-
-
-@pytest.mark.parametrize("size", [2, 3, 8, 100, 1000])
-def test_stages_take_little(size):
-    assert 4096 < staged.longest(size) <= 2 << 20
-    assert size * sum(staged._rooms(size)) <= 11 << 20
-
-
-def test_plans_are_not_kept_for_ever(monkeypatch):
-    monkeypatch.setattr(staged, "_MOST_PLANS", 3)
-    assert lengths_in_turn(0, True, 2, range(20)) == []
-    ranks = make(2, way="stages")
-    for count in range(1, 20):
-        ranks.call("allreduce", lambda r, count=count: (np.ones(count),))
-        assert all(len(c.ways.stages._plans) <= 3 for c in ranks.collectives)
-
-
-@pytest.mark.parametrize("how", ["no memory", "no directory"])
-def test_without_stages_messages_do_it(monkeypatch, how):
-    if how == "no directory":
-        monkeypatch.setattr(shared, "DIRECTORY", "/nowhere/at/all")
-    else:
-        monkeypatch.setattr(shared.Backing, "take", refused)
-    ranks = make(3, way="stages")
-    for _ in range(2):
-        results = ranks.call("allreduce", lambda r: (np.full(1000, 8.0**r),))
-        assert all((x == 0o111).all() for x in results)
-        assert all(c.ways.stages.why_not for c in ranks.collectives)
-
-
-def refused(backing, part, nbytes, parts):
-    raise MemoryError("full")
 
 
 # ---- the tests can fail ---------------------------------------------------------------------------
@@ -547,36 +446,19 @@ MISTAKES = {
 }  # fmt: skip
 
 
-STAGED = {
-    "brings nothing": ("for part, room in plan.brought:", "for part, room in []:"),
-    "brings one side only": ("in plan.brought:", "in plan.brought[:1]:"),
-    "takes nothing": ("for part, room in plan.results:", "for part, room in []:"),
-    "folds in the order of ranks": ("combination(order, last", "combination('rank', last"),
-    "folds what it had before": ("operands[rank] = x[plan.mine]", "pass"),
-    "reads the first segment": ("[x[mine] for x in inputs]", "[x[:segments[rank].length] for x in inputs]"),
-    "takes the same of all": ("results[other]) for other", "results[full[0]]) for other"),
-}  # fmt: skip
-
-
-NAMES = {"peers": "peers", "staged": "stages"}
-
-
-def search(module, way="peers"):
+def search(module):
     """What the tests above do, in some dozens of runs; ends with an exception if something is wrong."""
     with pytest.MonkeyPatch.context() as patch:
-        for user in (ways, gather, rooted) if way == "peers" else (ways,):
-            patch.setattr(user, way, module)
-        if way == "peers":
-            patch.setattr(module, "block_bytes", lambda size: BLOCK)
-        else:
-            patch.setattr(staged, "_planned", module._planned)
+        for user in (ways, gather, rooted):
+            patch.setattr(user, "peers", module)
+        patch.setattr(module, "block_bytes", lambda size: BLOCK)
         for seed, size in enumerate((3, 4, 2)):
             for op, dtype in (("sum", "float32"), ("avg", "float16")):
                 for order in ("ring", "rank"):
                     for in_place in (True, False):
                         how = size, 70, dtype, op, order, in_place, seed, None
-                        check_allreduce(*how, NAMES[way])
-                        check_to_one(*how, NAMES[way])
+                        check_allreduce(*how)
+                        check_to_one(*how)
             check_copies(size, [3] * size, True, seed, None)
 
 
@@ -587,13 +469,5 @@ def test_each_mistake_is_caught(name):
         search(copy)
 
 
-@pytest.mark.parametrize("name", STAGED)
-def test_each_mistake_with_stages_is_caught(name):
-    copy = broken(staged, *STAGED[name])
-    with pytest.raises(Exception):
-        search(copy, "staged")
-
-
 def test_without_a_mistake_nothing_is_caught():
     search(broken(peers, "block", "block"))
-    search(broken(staged, "plan", "plan"), "staged")

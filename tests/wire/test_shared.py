@@ -249,20 +249,23 @@ addresses = st.none() | st.builds(at_address, st.integers(0, 2**64 - 1))
 
 @given(
     st.booleans(),
+    st.booleans(),
     st.tuples(places, places),
     st.tuples(addresses, addresses),
     st.binary(max_size=79),
 )
-@example(True, (None, None), (None, None), b"")
-@example(False, (Place(b"12345678", 0), None), (None, None), b"x")
-@example(False, (None, None), (at_address(0), None), b"")
-def test_facts_come_back(stages, there, here, payload):
+@example(True, False, (None, None), (None, None), b"")
+@example(False, False, (Place(b"12345678", 0), None), (None, None), b"x")
+@example(False, False, (None, None), (at_address(0), None), b"")
+@example(False, True, (None, None), (None, None), b"")
+def test_facts_come_back(stages, brings, there, here, payload):
     call = Call("allreduce")
-    call.stages, call.places, call.addresses = stages, there, here
+    call.stages, call.brings = stages, brings
+    call.places, call.addresses = there, here
     said = with_facts(call, payload)
-    assert facts_of(said) == (stages, there, here, payload)
+    assert facts_of(said) == (stages, brings, there, here, payload)
     assert len(said) <= PAYLOAD_BYTES
-    if not (stages or any(there) or any(here) or payload):
+    if not (stages or brings or any(there) or any(here) or payload):
         assert said == b""
 
 

@@ -45,6 +45,7 @@ What is tried, one after the other, each on top of the choices before it:
   piece_bytes   how long the pieces are that go down a chain: of a broadcast, a reduce
   direct_bytes  up to which size every rank sends each segment straight to its home
   small_bytes   up to which size arrays ride in the exchange that opens every call
+  staged_bytes  up to which size they go through memory that all ranks of a host have mapped
 Another value than the default is taken if it is 1.05 times as fast or more, in the median of the
 rounds, and faster in three rounds of four; so noise keeps the default.  At the end all choices
 together are measured against the defaults; if these are faster by the same rule, they stay.

@@ -21,7 +21,7 @@ from mpiring.cli.bench.measure import OURS, Case, Clock, case, measure
 from mpiring.cli.bench.settings import sizes
 from mpiring.cli.bench.task import Buffers, Task
 from mpiring.wire import small
-from mpiring.wire.tuning import DEFAULTS, MOST_SMALL_BYTES, Tuning
+from mpiring.wire.tuning import DEFAULTS, MOST_SMALL_BYTES, NODE, Tuning
 
 from .choice import Times, by_limit, choose
 from .rings import Rings
@@ -103,6 +103,7 @@ class Contests:
     def tasks(self) -> int:
         """How many tasks there will be, if nothing is left out."""
         few = len(self._direct_loads()) + len(self._small_loads())
+        few += len(self._staged_loads())
         return 4 * len(self.long_sizes) + few + len(self._common_loads())
 
     # ---- lengths ------------------------------------------------------------------------------------
@@ -185,6 +186,18 @@ class Contests:
         }
         return self._limit("small_bytes", self._small_loads(), ways)
 
+    def staged(self) -> Outcome:
+        """Up to which size arrays go through stages."""
+        loads, default = self._staged_loads(), self.default.staged_bytes
+        if not loads:
+            why = "ranks of several hosts have none"
+            return Outcome("staged_bytes", default, default, note=why)
+        most = loads[-1].nbytes
+        staged = Way(replace(self.tuning, staged_bytes=most), "auto")
+        reached = Way(replace(self.tuning, staged_bytes=0), "auto")
+        ways = {"allreduce": {"stages": staged, "peers": reached}}
+        return self._limit("staged_bytes", loads, ways)
+
     def _direct_loads(self) -> list[Load]:
         sizes, most = self._settings.direct_sizes, self.long_sizes[-1]
         tried = limits(sizes, self.default.direct_bytes, most)
@@ -195,6 +208,13 @@ class Contests:
     def _small_loads(self) -> list[Load]:
         most = small.most_bytes(MOST_SMALL_BYTES, self._comm.size)
         tried = limits(self._settings.small_sizes, self.default.small_bytes, most)
+        return [Load("allreduce", nbytes) for nbytes in tried]
+
+    def _staged_loads(self) -> list[Load]:
+        if self._rings.wire != NODE:
+            return []
+        most = self.long_sizes[-1]
+        tried = limits(self._settings.staged_sizes, self.default.staged_bytes, most)
         return [Load("allreduce", nbytes) for nbytes in tried]
 
     def _limit(

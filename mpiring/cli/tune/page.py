@@ -17,6 +17,7 @@ TITLES = {
     "piece_bytes": "pieces of an array, down a chain",
     "direct_bytes": "up to which size the direct schedule is taken",
     "small_bytes": "up to which size arrays ride in the opening exchange",
+    "staged_bytes": "up to which size arrays go through stages, longer ones by the peers' memory",
     "all": "all together against the defaults",
 }
 

@@ -80,6 +80,7 @@ def everything(contests: Contests, say: Say) -> list[Outcome]:
         contests.pieces,
         contests.direct,
         contests.small,
+        contests.staged,
         contests.together,
     )
     for step in steps:

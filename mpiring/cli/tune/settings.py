@@ -22,6 +22,8 @@ WINDOWS = (1, 2, 3, 4)
 SMALL_SIZES = tuple(1 << power for power in range(8, 16))  # 256 B to 32 KiB
 DIRECT_SIZES = tuple(1 << power for power in range(12, 21, 2))  # 4 KiB to 1 MiB
 
+STAGED_SIZES = tuple(1 << power for power in range(18, 25))  # 256 KiB to 16 MiB
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,7 +34,7 @@ class Settings:
         most_bytes: of the longest buffer.
         rounds, seconds: of each task at most so many, and so long.
         long_sizes: so many of the longest sizes are measured where segments are cut.
-        lengths, windows, small_sizes, direct_sizes: what is tried.
+        lengths, windows, small_sizes, direct_sizes, staged_sizes: what is tried.
         timeout: seconds that a call may take.
         plot: where the picture goes.
     """
@@ -46,6 +48,7 @@ class Settings:
     windows: tuple[int, ...]
     small_sizes: tuple[int, ...]
     direct_sizes: tuple[int, ...]
+    staged_sizes: tuple[int, ...]
     timeout: float
     plot: Path | None
 
@@ -79,6 +82,7 @@ def ask(args: argparse.Namespace) -> Settings:
         windows=WINDOWS[::every],
         small_sizes=SMALL_SIZES[::every],
         direct_sizes=DIRECT_SIZES[::every],
+        staged_sizes=STAGED_SIZES[::every],
         timeout=args.timeout,
         plot=args.plot,
     )

@@ -1,0 +1,268 @@
+"""Memory for ordinary arrays on their way between ranks of one node: mapped by all of them, made once for a ring.
+
+Each rank has two *rooms*, for what others are to read of its input; besides there are two *results*, each as long as a
+block of an array (:mod:`mpiring.plan.blocks`), of which each rank writes its piece.  One of two is used in *turn*:
+
+* a call before whose opening exchange the ring has had ``n`` of them puts its first block where turn ``n % 2`` is, and
+  each further block where the one before it was not.  All ranks count alike.
+
+Theory
+    What is in a room is read until its reader passes the next exchange.  Where the writer comes back to the room there
+    has been an exchange of the other turn in between, opening or closing, and whoever entered that has read.  So a
+    call needs no closing exchange for its room; it needs one where ranks write results for each other.  The
+    same holds for a result: who writes it once more has left an exchange that its readers entered having read it.
+
+The memory is made when a call first wants it, and all ranks are known to be in that call.  Where there is none,
+nobody has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..plan.blocks import Block, Move, blocks
+from ..plan.segments import Segments
+from . import fused
+from .arithmetic import Array
+from .arrays import NUMPY
+from .arrays.mapped import region_named
+from .calls import Call
+from .shared import Backing, empty, pack_place, place_of, unpack_place
+from .transport import Program
+
+if TYPE_CHECKING:
+    from .collectives import Collectives
+    from .execute import Position
+
+TURNS = (0, 1)
+
+# All rooms and results of a ring: a container has 64 MiB of such memory.
+_TOGETHER, _LONGEST_BLOCK = 8 << 20, 2 << 20
+
+# Up to here each rank combines all: it reads as much of the others as with two ranks anyhow, and nobody waits for
+# results.  Of 128 KiB two ranks took 23 us so, and 25 otherwise; of 32 KiB four took 50 either way.
+_ONE_SHOT = 512 << 10
+
+# From so many bytes of a segment on a result goes straight to where its rank wants it, too: a second store for one
+# copy less.  Two ranks took 62 us instead of 78 for 1 MiB, and 22 instead of 14 for 64 KiB.
+_KEPT = 512 << 10
+
+# Of a block, for each rank; where ranks are so many that it would be less there are no stages.
+_SHORTEST_PIECE = 256
+
+_ALIGNMENT = 64
+_MOST_PLANS = 64
+
+
+def turn_after(count: int) -> int:
+    """Whose turn it is, after so many opening exchanges."""
+    return count % len(TURNS)
+
+
+class Lengths(NamedTuple):
+    """How long things are in the stages of a ring, in bytes.
+
+    Attributes:
+        block: the longest block of an array, and a result.
+        room: what a rank brings of it, and a room.
+        longest: the longest array; -1 if none goes this way.
+        one_shot: the longest array that every rank combines as a whole.
+        kept: the shortest segment whose result its rank writes to its own output, too.
+    """
+
+    block: int
+    room: int
+    longest: int
+    one_shot: int
+    kept: int
+
+    def total(self, size: int) -> int:
+        """All rooms and results of so many ranks."""
+        return len(TURNS) * (size * self.room + self.block)
+
+
+def lengths_for(size: int, longest: int) -> Lengths:
+    """What is right for a ring of so many ranks, and arrays of up to so many bytes."""
+    # All rooms together are a block less than there are ranks.
+    block = min(_LONGEST_BLOCK, _TOGETHER // (len(TURNS) * size))
+    block = block // _ALIGNMENT * _ALIGNMENT
+    room = -(-(block - block // size) // _ALIGNMENT) * _ALIGNMENT
+    one_shot = min(_ONE_SHOT // size**2, room)
+    if block < size * _SHORTEST_PIECE:
+        longest = -1
+    return Lengths(block, room, longest, one_shot, _KEPT)
+
+
+class Passage(NamedTuple):
+    """A block in one turn: parts of an array, and where they are in the stages.
+
+    Attributes:
+        mine, within: this rank's piece, in the array and in its segment.
+        brought: for the others.
+        theirs: this rank's piece of each rank's array, in their rooms; of its own what nobody reads.
+        result: where this rank's result goes.
+        taken: the results that come from the stages.
+    """
+
+    mine: slice
+    within: slice
+    brought: list[tuple[slice, Array]]
+    theirs: list[Array]
+    result: Array
+    taken: list[tuple[slice, Array]]
+
+
+class Plan(NamedTuple):
+    """Where arrays of one length and dtype are.
+
+    Attributes:
+        is_one_shot: whether every rank combines the whole of them, where all want it.
+        segments: of the array.
+        rooms: for each turn, the ranks' whole arrays in their rooms, if they are combined as a whole.
+        keeps: whether a rank writes its result to its own output, too, and takes the others' only.
+        passages: for each turn, those of all blocks, the first of which has that turn.
+        steps: of the all-reduces that there have been, by op, order and turn (:mod:`mpiring.wire.staged`).
+    """
+
+    is_one_shot: bool
+    segments: list[slice]
+    rooms: list[list[Array]]
+    keeps: bool
+    passages: list[list[Passage]]
+    steps: dict[tuple[str, str, int], Any]
+
+
+class Stages:
+    """The stages of one ring, as one rank sees them.
+
+    Args:
+        size: how many ranks.
+        lengths: how long things are, the same on every rank.
+
+    Attributes:
+        why_not: why there are none, as the ranks have agreed; "" if there are, or nobody has tried.
+        lengths: as given.
+    """
+
+    def __init__(self, size: int, lengths: Lengths, why_not: str = "") -> None:
+        self.why_not = why_not
+        self.lengths = lengths
+        self._size = size
+        self._memory: Array = None  # all of it, as bytes
+        self._plans: dict[tuple[int, Any], Plan] = {}
+
+    @property
+    def are_made(self) -> bool:
+        """Whether they are there."""
+        return self._memory is not None
+
+    def plan(self, rank: int, count: int, dtype: Any) -> Plan:
+        """Where the arrays of a call are, once there are stages."""
+        plan = self._plans.get((count, dtype))
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            lengths, size = self.lengths, self._size
+            plan = _planned(self._memory, lengths, rank, size, count, dtype)
+            self._plans[count, dtype] = plan
+        return plan
+
+    def are_there(self, member: Collectives, position: Position) -> Program[bool]:
+        """Whether every rank has them: the same on all ranks.
+
+        Collective the first time: all ranks have to be known to call it.
+        """
+        if not (self.are_made or self.why_not):
+            made: list[Backing] = []
+            try:
+                self._memory = yield from _made(
+                    member, self.lengths.total(self._size), position, made
+                )
+            except MemoryError as error:  # the same on all ranks
+                self.why_not = str(error)
+            finally:
+                for backing in made:
+                    backing.close()
+            if not self.are_made:
+                self.why_not = self.why_not or "the ranks do not share memory"
+        return not self.why_not
+
+
+def _made(
+    member: Collectives, total: int, position: Position, made: list[Backing]
+) -> Program[Array]:
+    """All memory, which is a region without a gap; None if the ranks do not share any."""
+    size = member.transport.size
+    nbytes = -(-total // size)
+    everyone = tuple(range(size))
+    mine = yield from empty(member, nbytes, "uint8", position, made.append, everyone)
+    call = Call("sharing stages")
+    said = yield from member.open(call, pack_place(place_of(NUMPY, mine)), always=True)
+    places = [*map(unpack_place, said)]
+    if not fused.are_shared(places):
+        return None
+    assert places[0] is not None
+    region = region_named(places[0].region)
+    assert region is not None
+    return region.array(0, total, "uint8")
+
+
+def _planned(
+    memory: Array, lengths: Lengths, rank: int, size: int, count: int, dtype: Any
+) -> Plan:
+    block, room = lengths.block, lengths.room
+    owned = len(TURNS) * size
+    parts = Segments.of_lengths([room] * owned + [block] * len(TURNS))
+    raw = [memory[part.slice] for part in parts]
+    segments, itemsize = Segments(count, size), dtype.itemsize
+    cut = blocks(segments, block // itemsize)
+    is_one_shot = count * itemsize <= lengths.one_shot
+    keeps = segments.longest * itemsize >= lengths.kept
+    whole: list[list[Array]] = []
+    passages: list[list[Passage]] = []
+    for turn in TURNS:
+        rooms, result = raw[turn:owned:2], raw[owned + turn]
+        if is_one_shot:
+            whole.append([NUMPY.typed(each, dtype, count) for each in rooms])
+        rooms = [NUMPY.typed(each, dtype, room // itemsize) for each in rooms]
+        result = NUMPY.typed(result, dtype, block // itemsize)
+        passages.append(
+            [_passage(each, segments, rank, rooms, result, keeps) for each in cut]
+        )
+    # The blocks come in turns, too.
+    turns = [[(turn + n) % len(TURNS) for n in range(len(cut))] for turn in TURNS]
+    return Plan(
+        is_one_shot,
+        [segment.slice for segment in segments],
+        whole,
+        keeps,
+        [[passages[t][n] for n, t in enumerate(order)] for order in turns],
+        {},
+    )
+
+
+def _passage(
+    block: Block,
+    segments: Segments,
+    rank: int,
+    rooms: Sequence[Array],
+    result: Array,
+    keeps: bool,
+) -> Passage:
+    def views(moves: Sequence[Move], packed: Array) -> list[tuple[slice, Array]]:
+        return [(move.here.slice, packed[move.packed.slice]) for move in moves]
+
+    theirs = [
+        room[block.packed_without(owner)[rank].slice]
+        for owner, room in enumerate(rooms)
+    ]
+    moves = block.moves_without(rank, block.packed) if keeps else block.moves()
+    return Passage(
+        block.pieces[rank].slice,
+        block.pieces[rank].within(segments[rank]),
+        views(block.moves_without(rank), rooms[rank]),
+        theirs,
+        result[block.packed[rank].slice],
+        views(moves, result),
+    )
