@@ -44,6 +44,7 @@ class Job:
         words: after ``mpiring bench``.
         environment: the folder of the Python that has the MPI; none between hosts.
         link: the rate of the hosts' links, as tc has it; empty on one host.
+        packet_bytes: the most that a link is handed at a time (:class:`hosts.Hosts`).
     """
 
     name: str
@@ -51,6 +52,7 @@ class Job:
     words: str
     environment: Path | None = None
     link: str = ""
+    packet_bytes: int = 0
 
 
 # What is run for each MPI and number of ranks: name -> words.
@@ -69,6 +71,8 @@ NETWORK = {
     "100mbit": "allreduce broadcast -b 8M -e 8M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
     "400mbit": "allreduce broadcast -b 16M -e 16M --rounds 5 --time 30s --peers mpi,ring,lecture,copy",
 }
+# Of these the links are handed short packets, too.
+SHORT_PACKETS = {"400mbit": 8 << 10}
 QUICK_NETWORK = {
     "400mbit": "allreduce -b 1M -e 1M --rounds 3 --time 1s --peers mpi,ring,lecture"
 }
@@ -84,6 +88,9 @@ def jobs(environments: Sequence[Path], quick: bool, network: bool) -> Iterator[J
                 yield Job(f"{mpi}-{ranks}-{name}", ranks, words, environment)
     for link, words in (QUICK_NETWORK if quick else NETWORK).items() if network else ():
         yield Job(f"network-{HOSTS}-{link}", HOSTS, words, link=link)
+        if most := 0 if quick else SHORT_PACKETS.get(link, 0):
+            name = f"network-{HOSTS}-{link}-short-packets"
+            yield Job(name, HOSTS, words, link=link, packet_bytes=most)
 
 
 def mpi_of(environment: Path) -> Mpi:
@@ -105,7 +112,7 @@ def measure(job: Job, figures: Path) -> dict[str, Any]:
     """Run a job, and return its figures; they say where they are from."""
     program = ["-m", "mpiring", "bench", *job.words.split(), "--json", str(figures)]
     if job.environment is None:
-        with Hosts(job.ranks, job.link) as hosts:
+        with Hosts(job.ranks, job.link, job.packet_bytes) as hosts:
             hosts.launch(job.ranks, program, timeout=LIMIT).check()
     else:
         mpi = mpi_of(job.environment)
@@ -115,7 +122,8 @@ def measure(job: Job, figures: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(figures.read_text())
     # Where the figures were put meanwhile concerns nobody.
     command = f"mpirun -n {job.ranks} mpiring bench {job.words}"
-    return {"name": job.name, "link": job.link} | found | {"command": command}
+    about = {"name": job.name, "link": job.link, "packet_bytes": job.packet_bytes}
+    return about | found | {"command": command}
 
 
 def write(runs: Sequence[dict[str, Any]], out: Path) -> None:

@@ -78,6 +78,8 @@ def title(found: Row) -> str:
     where = f"{found['ranks']} ranks"
     if found["link"]:
         where = f"{found['ranks']} hosts with links of {rate_text(found['link'])}"
+        if most := found.get("packet_bytes"):
+            where += f", which take {size_text(most)} at a time"
     memory = ", `Ring.empty`" if found["memory"] == "shared" else ""
     collectives = dict.fromkeys(row["collective"] for row in found["rows"])
     dtypes = dict.fromkeys(row["dtype"] for row in found["rows"])

@@ -40,10 +40,16 @@ _serial = itertools.count()
 
 
 class Hosts:
-    """``count`` hosts, node0, node1, ..., with links of ``rate`` (as tc has it: "100mbit")."""
+    """``count`` hosts, node0, node1, ..., with links of ``rate`` (as tc has it: "100mbit").
 
-    def __init__(self, count: int, rate: str) -> None:
+    The kernel hands a link up to 64 KiB at a time, which a card would send as frames.  A token bucket of 32 KiB has to
+    be full for half as much, and whatever it would get while the machine is late is lost.  ``packet_bytes`` is the most
+    that it is handed at a time, 0 for the kernel's choice.
+    """
+
+    def __init__(self, count: int, rate: str, packet_bytes: int = 0) -> None:
         self.rate = rate
+        self._packet_bytes = packet_bytes
         self.names = [f"node{i}" for i in range(count)]
         self._prefix = f"{PREFIX}-{os.getpid()}-{next(_serial)}-"
         self._files: Path | None = None
@@ -138,6 +144,11 @@ class Hosts:
             for namespace, device in ((net, port), (host, "eth0")):
                 # No address that we have not given.
                 _ip_tool("ip", namespace, "link", "set", device, "addrgenmode", "none")
+                if self._packet_bytes:
+                    most = str(self._packet_bytes)
+                    _ip_tool(
+                        "ip", namespace, "link", "set", device, "gso_max_size", most
+                    )
                 _ip_tool("ip", namespace, "link", "set", device, "up")
                 _ip_tool("tc", namespace, "qdisc", "add", "dev", device, *limit)
             address = NETWORK.replace("0/24", f"{i + 1}/24")

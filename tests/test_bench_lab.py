@@ -79,10 +79,13 @@ def test_the_page_tells_everything():
 
 def test_a_network_is_held_against_its_bound():
     text = "\n".join(bench_page.lines([a_run(link="100mbit", ranks=4)]))
-    assert "4 hosts with links of 100 Mbit/s" in text
+    assert "4 hosts with links of 100 Mbit/s: " in text
     seconds = 1.5 * (1 << 20) / 11955086
     assert f"| {2e-3 / seconds:.2f} " in text
     assert f"{5e-3 / seconds:.2f} of the bound" in text
+    found = a_run(link="400mbit", ranks=4, packet_bytes=8192)
+    title = bench_page.title(found)
+    assert "4 hosts with links of 400 Mbit/s, which take 8 KiB at a time: " in title
 
 
 def test_a_page_without_its_marks_is_refused():
@@ -110,7 +113,12 @@ def test_a_full_run_has_three_parts_for_each_mpi_and_number_of_ranks(tmp_path):
         for ranks in (2, 4):
             for part in ("float32", "halves", "others"):
                 assert f"{mpi}-{ranks}-{part}" in names
-    assert names[-2:] == ["network-4-100mbit", "network-4-400mbit"]
+    assert names[-3:] == [
+        "network-4-100mbit",
+        "network-4-400mbit",
+        "network-4-400mbit-short-packets",
+    ]
+    assert [job.packet_bytes for job in planned[-3:]] == [0, 0, 8192]
     assert not any(job.link for job in bench.jobs([tmp_path / "a"], False, False))
 
 

@@ -163,6 +163,7 @@ class Round:
         new: how many payloads travel.
         room: where the message arrives.
         receive: the message.
+        out: where the message to send is written.
     """
 
     def __init__(
@@ -173,29 +174,27 @@ class Round:
         longest = 2 + _HEADER_BYTES + _GRAIN + self.new * _stride(payload_bytes)
         self.room = bytearray(longest)
         self.receive = transport.persistent_receive(self.room, turn.source, tag)
-        self._out = memoryview(bytearray(longest))
+        self.out = memoryview(bytearray(longest))
         self._dest, self._transport, self._tag = turn.dest, transport, tag
         self._sends: dict[int, Persistent] = {}
 
     def send(self, message: bytes) -> Persistent:
         """Start to send it."""
-        self._out[: len(message)] = message
-        send = self._send_of(len(message))
+        self.out[: len(message)] = message
+        send = self.send_of(len(message))
         send.start()
         return send
 
-    def _send_of(self, length: int) -> Persistent:
-        """What sends the first ``length`` bytes of the message, and perhaps some more."""
+    def send_of(self, length: int) -> Persistent:
+        """What sends the first ``length`` bytes of ``out``, and perhaps some more."""
         grain = _SHORT if length <= _FEW * _SHORT else _LONG
         longer = -(-length // grain) * grain
         send = self._sends.get(longer)
         if send is None:
-            send = self._sends[longer] = self.send_from(self._out[:longer])
+            buffer = self.out[:longer]
+            send = self._transport.persistent_send(buffer, self._dest, self._tag)
+            self._sends[longer] = send
         return send
-
-    def send_from(self, message: memoryview) -> Persistent:
-        """What sends a message of somebody else."""
-        return self._transport.persistent_send(message, self._dest, self._tag)
 
 
 _SHORT, _FEW, _LONG = 64, 16, 512  # bytes

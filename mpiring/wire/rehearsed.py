@@ -88,22 +88,21 @@ class _Leg:
     ) -> None:
         size = len(begin) + length
         starts = places(len(head), round.new, size)
-        self.receive = round.receive
+        # Both are the ring's: MPI keeps no message for each call that is remembered.
+        self.receive, self.send = round.receive, round.send_of(starts[-1] + size)
+        room, out = memoryview(round.room), round.out
         label = length_of(begin + bytes(length)) + begin
         first, *others = starts
         self._expected = head + lead(len(head)) + label
         self._room = round.room
-        room = memoryview(round.room)
         self._labels = [room[at - 2 : at + len(begin)] for at in others]
         self._label = label
-        # A message of its own: only payloads are written anew.
-        out = memoryview(bytearray(starts[-1] + size))
-        out[: first + len(begin)] = self._expected
-        for at in others:
-            out[at - 2 : at + len(begin)] = label
-        self.send = round.send_from(out)
+        # What is written before each message, and where.
+        self._writes: list[tuple[memoryview, bytes | memoryview]] = [
+            (out[: first + len(begin)], self._expected)
+        ]
+        self._writes += [(out[at - 2 : at + len(begin)], label) for at in others]
         payloads = [slice(at + len(begin), at + size) for at in starts]
-        self._writes: list[tuple[memoryview, memoryview]] = []
         if not slots:
             slots.append(out[payloads[0]])  # mine, in the first message of all
         elif length:

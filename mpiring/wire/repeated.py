@@ -136,6 +136,16 @@ class _Seen(ABC):
         opening = self._member.opening
         return Rehearsed(opening, self._rank, self._text, begin, length)
 
+    def _result(self, out: Array | None) -> Array | None:
+        """The result's array, taken before anybody is told that this rank takes part.
+
+        None if there is no memory: the ordinary call finds that out once more, and tells all ranks of it.
+        """
+        try:
+            return NUMPY.empty(self._shape, self._dtype) if out is None else out
+        except MemoryError:
+            return None
+
     def _ordinary(
         self,
         x: Array,
@@ -166,15 +176,16 @@ class _Riding(_Seen):
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
-        # Taken before anybody is told that this rank takes part.
-        result = NUMPY.empty(self._shape, self._dtype) if out is None else out
+        result = self._result(out)
+        if result is None:
+            return (yield from self._ordinary(x, out, position))
         self._mine[...] = x
         heard = yield from self._opening.exchange()
         if heard is None:
             flat = result if result.ndim == 1 else result.reshape(-1)
             self._combine(self._xs, flat)
             return result
-        return (yield from self._ordinary(x, out, position, heard))
+        return (yield from self._ordinary(x, result, position, heard))
 
 
 class _Shared(_Seen):
@@ -228,9 +239,9 @@ class _Staged(_Seen):
     ) -> Program[Array]:
         member, closing = self._member, self._member.closing
         stages = member.ways.stages
-        if not stages.are_made:
+        result = self._result(out) if stages.are_made else None
+        if result is None:
             return (yield from self._ordinary(x, out, position))
-        result = NUMPY.empty(self._shape, self._dtype) if out is None else out
         flat, target = x.reshape(-1), result.reshape(-1)
         if not self._steps:
             plan = stages.plan(self._rank, self._count, self._dtype)
@@ -241,7 +252,7 @@ class _Staged(_Seen):
             room[...] = flat[part]
         heard = yield from self._opening.exchange()
         if heard is not None:
-            return (yield from self._ordinary(x, out, position, heard))
+            return (yield from self._ordinary(x, result, position, heard))
         yield from staged.run(steps, NUMPY, flat, target, closing, position)
         return result
 
@@ -258,9 +269,9 @@ class _Reaching(_Seen):
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         member, rank, ways = self._member, self._rank, self._member.ways
-        if not ways.peer_memory.has_tried:
+        result = self._result(out) if ways.peer_memory.has_tried else None
+        if result is None:
             return (yield from self._ordinary(x, out, position))
-        result = NUMPY.empty(self._shape, self._dtype) if out is None else out
         flat, target = x.reshape(-1), result.reshape(-1)
         rooms = ways.rooms(NUMPY, self._dtype)
         here, there = map(at_address, map(NUMPY.pointer, (x, result)))
@@ -269,7 +280,7 @@ class _Reaching(_Seen):
         said[rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
         if heard is not None:
-            return (yield from self._ordinary(x, out, position, heard))
+            return (yield from self._ordinary(x, result, position, heard))
         position.phase = "allreduce in the peers' memory"
         addresses = [facts_of(facts[:1] + one).addresses for one in said]
         xs, outs = ([place for place in places if place] for places in zip(*addresses))

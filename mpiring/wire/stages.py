@@ -7,13 +7,17 @@ block of an array (:mod:`mpiring.plan.blocks`), of which each rank writes its pi
   each further block where the one before it was not.  All ranks count alike.
 
 Theory
-    What is in a room is read until its reader passes the next exchange.  Where the writer comes back to the room there
-    has been an exchange of the other turn in between, opening or closing, and whoever entered that has read.  So a
-    call needs no closing exchange for its room; it needs one where ranks write results for each other.  The
-    same holds for a result: who writes it once more has left an exchange that its readers entered having read it.
+    What a rank has in its room is read by the others before they enter their next exchange, opening or closing.  So it
+    may write the room again when it has left an exchange after the one that told of it.  Within a call that is the
+    closing exchange of each block: the next one goes to the other room before it, the one after that comes behind it.
+    From a call of one block to the next call it is the opening exchange of that, whose own block goes to the other
+    room; so such a call needs no closing exchange for its room, only for a result.  A call of several blocks has one
+    behind its last block too, in whatever turn that was.  A result is written after an exchange and taken after the
+    next one: who writes it again, two blocks or a call later, has left one that its readers entered having taken it.
 
 The memory is made when a call first wants it, and all ranks are known to be in that call.  Where there is none,
-nobody has any.
+nobody has any.  Kernels and NumPy choose different payloads of NaN: where some ranks have kernels and some have not
+(:mod:`mpiring.wire.kernels`), no array is combined by each rank for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..plan.blocks import Block, Move, blocks
 from ..plan.segments import Segments
-from . import fused
+from . import fused, kernels
 from .arithmetic import Array
 from .arrays import NUMPY
 from .arrays.mapped import region_named
@@ -142,7 +146,7 @@ class Stages:
 
     Attributes:
         why_not: why there are none, as the ranks have agreed; "" if there are, or nobody has tried.
-        lengths: as given.
+        lengths: as given; no array is one-shot where the ranks have found out that they do not combine alike.
     """
 
     def __init__(self, size: int, lengths: Lengths, why_not: str = "") -> None:
@@ -176,9 +180,12 @@ class Stages:
         if not (self.are_made or self.why_not):
             made: list[Backing] = []
             try:
-                self._memory = yield from _made(
-                    member, self.lengths.total(self._size), position, made
+                nbytes = self.lengths.total(self._size)
+                self._memory, is_alike = yield from _made(
+                    member, nbytes, position, made
                 )
+                if not is_alike:
+                    self.lengths = self.lengths._replace(one_shot=-1)
             except MemoryError as error:  # the same on all ranks
                 self.why_not = str(error)
             finally:
@@ -191,21 +198,24 @@ class Stages:
 
 def _made(
     member: Collectives, total: int, position: Position, made: list[Backing]
-) -> Program[Array]:
-    """All memory, which is a region without a gap; None if the ranks do not share any."""
+) -> Program[tuple[Array, bool]]:
+    """All memory, a region without a gap, and whether the ranks combine alike; None if they do not share memory."""
     size = member.transport.size
     nbytes = -(-total // size)
     everyone = tuple(range(size))
     mine = yield from empty(member, nbytes, "uint8", position, made.append, everyone)
     call = Call("sharing stages")
-    said = yield from member.open(call, pack_place(place_of(NUMPY, mine)), always=True)
-    places = [*map(unpack_place, said)]
+    has_kernels = b"0" if kernels.missing() else b"1"
+    place = pack_place(place_of(NUMPY, mine))
+    said = yield from member.open(call, has_kernels + place, always=True)
+    places = [unpack_place(each[1:]) for each in said]
     if not fused.are_shared(places):
-        return None
+        return None, True
     assert places[0] is not None
     region = region_named(places[0].region)
     assert region is not None
-    return region.array(0, total, "uint8")
+    is_alike = len({each[:1] for each in said}) == 1
+    return region.array(0, total, "uint8"), is_alike
 
 
 def _planned(

@@ -101,11 +101,11 @@ DEFAULTS = {
         # Two ranks took 0.5 ms for 4 MiB through stages and 0.6 the other way; of 8 MiB both took about as long.
         staged_bytes=4 << 20,
     ),
-    # 32 KiB are below the eager limit of Open MPI over TCP, past which a chain waits for each message to be taken; a
-    # step costs Python time too, so they are not less.
+    # 16 KiB are below the eager limit of Open MPI over TCP, past which a chain waits for each message to be taken, and
+    # what a link with a token bucket lets through at a time; a step costs Python time too, so they are not less.
     NETWORK: Tuning(
-        chunk_bytes=32 << 10,
-        piece_bytes=32 << 10,
+        chunk_bytes=16 << 10,
+        piece_bytes=16 << 10,
         window=3,
         # A root's link carries size - 1 arrays where a chain's carry one each.
         direct_bytes=16 << 10,

@@ -245,7 +245,8 @@ class Ways:
             if not (yield from self.stages.are_there(self._member, position)):
                 return None
             # The first time: what it has to bring comes late.
-            ready = self.brought(call.name, kind, x)
+            with call.local():
+                ready = self.brought(call.name, kind, x)
             yield from self._member.open(call, always=True)
         return self.staging(ready, kind, op, order, position)
 

@@ -140,3 +140,14 @@ class _waiting:
         self.outer.kill()
         self.outer.wait()
         remove_stale()
+
+
+def test_links_take_as_much_at_a_time_as_was_asked_for():
+    with Hosts(2, rate="100mbit", packet_bytes=8192) as hosts:
+        for name, links in (("net", ["port0", "port1"]), ("node1", ["eth0"])):
+            command = ["ip", "-n", hosts.namespace(name), "-details", "link", "show"]
+            for link in links:
+                shown = subprocess.run(
+                    [*command, link], capture_output=True, text=True, check=True
+                ).stdout
+                assert "gso_max_size 8192 " in shown

@@ -102,6 +102,17 @@ def test_nothing_grows_with_the_number_of_calls(comm, ring):
         assert nbytes < MARGIN, what
 
 
+def test_calls_that_are_forgotten_leave_no_messages_with_mpi(comm, ring):
+    """Of other lengths again and again: more than a ring remembers, of what rides and of what goes through stages."""
+    held = []
+    for _ in range(3):
+        for count in range(1, 301):
+            ring.allreduce(np.ones(count, "u1"))
+            ring.allreduce(np.ones(3000 + count, "u1"))
+        held.append(len(ring._session._operations._lease.persistent))
+    assert held[0] == held[2] <= 100
+
+
 def test_grown_sees_a_leak(comm, ring):
     leak: list[object] = []
     blocks, nbytes = grown(ring, 150, lambda: leak.append(np.ones(1 << 13)))

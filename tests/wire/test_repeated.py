@@ -10,6 +10,7 @@ import pytest
 from mpiring.wire import fused
 from mpiring.wire.execute import Position
 from mpiring.wire.repeated import Repeated
+from mpiring.wire.stages import Lengths
 
 from devices import deferred, local
 from wire import reference
@@ -130,6 +131,19 @@ def test_a_rank_that_cannot_bring_its_bytes(monkeypatch, size):
         for rank, y in enumerate(got):
             host = cupy.asnumpy(y) if rank == 1 else y
             assert host.tolist() == [2.0 * size] * 10
+
+
+def test_a_rank_without_memory_for_the_result_goes_the_ordinary_way(monkeypatch):
+    """Which tells all ranks, if there is none then either."""
+    rings = Rings(3, stages=Lengths(128, 128, 1 << 20, 64, 100))
+    for count in (4, 60, 120):  # rides, one-shot and not
+        xs = [np.full(count, 8.0**r) for r in range(3)]
+        for turn in range(3):
+            if turn == 2:
+                for seen in rings.repeated[1]._seen.values():
+                    monkeypatch.setattr(seen, "_result", lambda out: None)
+            got = rings.allreduce(lambda r, xs=xs: (xs[r],))
+            assert all((y == 0o111).all() for y in got)
 
 
 # ---- arrays of ring.empty -------------------------------------------------------------------------

@@ -73,4 +73,4 @@ def test_all_settings_in_a_line():
     assert words.settings_text(tuning) == (
         "chunk_bytes whole, piece_bytes 512 KiB, window 1, direct_bytes 64 KiB, small_bytes 2 KiB, staged_bytes 4 MiB"
     )
-    assert "chunk_bytes 32 KiB" in words.settings_text(DEFAULTS[NETWORK])
+    assert "chunk_bytes 16 KiB" in words.settings_text(DEFAULTS[NETWORK])
