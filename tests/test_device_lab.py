@@ -141,6 +141,7 @@ def test_it_measures_nccl_where_each_rank_has_a_card():
     assert "Not measured: NCCL" not in job.stdout
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_a_wrong_result_is_counted_and_ends_with_status_1():
     tampered = """
@@ -168,6 +169,7 @@ def test_without_a_gpu_it_says_so_once():
     assert job.stderr.count(f"lab/device.py: {why}") == 1
 
 
+@pytest.mark.slow
 def test_help_and_complaints_come_once():
     job = launch(2, [PROGRAM, "--help"]).check()
     assert job.stdout.count("usage:") == 1

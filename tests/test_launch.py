@@ -72,6 +72,7 @@ def test_a_hanging_job_is_killed_with_all_its_ranks(tmp_path):
     assert [pid for pid in ranks if is_alive(pid)] == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_ignores_signals_is_killed(tmp_path):
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + HANG
     with pytest.raises(AssertionError, match="still running after 5 s"):
@@ -81,6 +82,7 @@ def test_a_rank_that_ignores_signals_is_killed(tmp_path):
     assert [pid for pid in ranks if is_alive(pid)] == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_test_leaves_no_rank(tmp_path):
     """pytest, told to stop while a job runs, ends that job."""
     ranks = tmp_path / "ranks"

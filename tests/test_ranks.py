@@ -114,6 +114,7 @@ def test_next(comm):
     assert job.stdout.count("test session starts") == 1
 
 
+@pytest.mark.slow
 def test_a_skip_on_one_rank_is_a_failure(inside):
     source = """
 import pytest
@@ -126,6 +127,7 @@ def test_parted(comm):
     assert "1 failed" in job.stdout and "rank 1 of 2 skipped in call" in job.stdout
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_the_others_waiting_tells_its_failure(inside):
     source = """
 def test_parted(comm):
@@ -152,6 +154,7 @@ def test_hang(comm):
     assert job.stderr.count("in waits_for_ever") == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_collect_ends_the_job(inside):
     source = """
 from mpi4py import MPI
@@ -166,6 +169,7 @@ def test_nothing(comm):
     assert "missing-19" in job.stderr
 
 
+@pytest.mark.slow
 def test_sizes_are_chosen_by_the_mark(inside):
     source = """
 import pytest
@@ -181,6 +185,7 @@ def test_more(comm):
         assert "1 passed, 1 deselected" in job.stdout
 
 
+@pytest.mark.slow
 def test_hypothesis_stays_in_step(inside):
     source = """
 from hypothesis import given, strategies as st

@@ -44,12 +44,14 @@ def test_three_trainings(size):
     assert "360/360" in job.stderr
 
 
+@pytest.mark.slow
 def test_shards_of_no_image():
     # The last batch of an epoch has 1437 % 359 = 1 image: one of two workers has none.
     job = launch(3, [PROGRAM, "--epochs", "1", "--batch", "359"], timeout=180).check()
     assert "rounding" in table(job.stdout)["test accuracy, server, sync"][1]
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_is_found(tmp_path):
     """The program compares: with a mistake in it, it ends with status 1."""
     source = PROGRAM.read_text()

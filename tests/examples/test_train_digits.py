@@ -54,6 +54,7 @@ def test_it_trains_the_model_of_one_process(size, tmp_path):
     assert "30/30" in job.stderr and "loss" in job.stderr
 
 
+@pytest.mark.slow
 def test_shards_of_every_length_even_none(tmp_path):
     # The last batch of an epoch has 1437 % 359 = 1 image: two of three ranks have none.
     options = ["--epochs", "2", "--batch", "359", "--plot", tmp_path / "loss.png"]

@@ -297,6 +297,7 @@ def test_every_mutation_is_refused_or_right(name, size):
     assert (refused, harmless.total(), stricter.total()) == COUNTS[name, size]
 
 
+@pytest.mark.slow
 def test_each_exception_is_explained():
     harmless: Counter[str] = Counter()
     stricter: Counter[str] = Counter()

@@ -67,6 +67,9 @@ def make_repeating(size, seed=None, rendezvous=True):
     return ranks
 
 
+FEW_DTYPES = ("float32", "bfloat16", "complex64", "int8")  # the others are slow
+
+
 # ---- the bits -------------------------------------------------------------------------------------
 
 
@@ -92,7 +95,13 @@ def test_bits_of_reductions(
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize("dtype", reference.DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=[] if dtype in FEW_DTYPES else [pytest.mark.slow])
+        for dtype in reference.DTYPES
+    ],
+)
 def test_bits_with_kernels_and_without(monkeypatch, dtype, is_compiled):
     """One-shot, one block, several; with a result that is kept and one that is not."""
     if not is_compiled:

@@ -110,4 +110,4 @@ def test_the_defaults_differ_where_the_wires_do():
     """Measured: a host wants whole segments, TCP pieces below its eager limit."""
     assert set(DEFAULTS) == set(WIRES)
     assert DEFAULTS[NODE].chunk_bytes == WHOLE
-    assert DEFAULTS[NETWORK].chunk_bytes == DEFAULTS[NETWORK].piece_bytes == 32 << 10
+    assert DEFAULTS[NETWORK].chunk_bytes == DEFAULTS[NETWORK].piece_bytes == 16 << 10

@@ -55,7 +55,6 @@ def records(tmp_path):
     return sorted((tmp_path / "cache").glob("*.json"))
 
 
-@pytest.mark.smoke
 def test_a_pass_is_noted_and_a_failure_forgets_it(probe, tmp_path):
     finding = probe("pass")
     assert finding.status == "ok", finding

@@ -36,7 +36,7 @@ def test_the_entry_that_counts_is_told(named):
     found = judge_profile(environment, MPI, 2, 6)
     assert found.status == "ok" and "MPIRING_PROFILE" in found.how
     assert f"the entry for {MPI}, network, 4 ranks in {path}: " in found.found
-    assert "chunk_bytes 32 KiB" in found.found and "window 2" in found.found
+    assert "chunk_bytes 16 KiB" in found.found and "window 2" in found.found
 
 
 @pytest.mark.parametrize("mpi, hosts, ranks", [("MPICH 5.0.2", 2, 4), (MPI, 1, 4), (MPI, 2, 9)])  # fmt: skip

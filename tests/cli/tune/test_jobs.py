@@ -30,7 +30,6 @@ if ring.rank == 0:
 """
 
 
-@pytest.mark.smoke
 def test_what_is_measured_is_what_later_rings_take(tmp_path):
     path = tmp_path / "new" / "profile.json"
     write_entry(path, OTHER)
@@ -54,6 +53,7 @@ def test_what_is_measured_is_what_later_rings_take(tmp_path):
     assert told == [[NODE, entry.tuning.as_json()]] * 3
 
 
+@pytest.mark.slow
 def test_a_bench_says_by_which_profile(tmp_path):
     path = tmp_path / "profile.json"
     bench = ["-m", "mpiring", "bench", "allreduce", "-b", "1000", "-e", "1000"]
@@ -106,6 +106,7 @@ def test_what_is_faster_is_chosen(tmp_path):
     assert "taken: 2.00x as fast" in job.stdout
 
 
+@pytest.mark.slow
 def test_choices_that_are_slower_together_are_not_taken(tmp_path):
     path = tmp_path / "profile.json"
     job = made_up(path, ["16384", "0"])
@@ -115,6 +116,7 @@ def test_choices_that_are_slower_together_are_not_taken(tmp_path):
     assert "gain" not in entry.measured
 
 
+@pytest.mark.slow
 def test_noise_writes_the_defaults(tmp_path):
     path = tmp_path / "profile.json"
     job = made_up(path, [])
@@ -124,6 +126,7 @@ def test_noise_writes_the_defaults(tmp_path):
     assert from_json({}, DEFAULTS[NODE]) == entry.tuning
 
 
+@pytest.mark.slow
 def test_wrong_results_are_bad_news_and_nothing_is_written(tmp_path):
     path = tmp_path / "profile.json"
     write_entry(path, OTHER)
@@ -144,6 +147,7 @@ def test_a_broken_profile_is_told_of_before_anything_is_measured(tmp_path):
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     job = launch(2, [*QUICK, "--output", tmp_path / "file" / "profile.json"])
@@ -175,6 +179,7 @@ sys.exit(main(["tune", "--quick", "--timeout", "1s", "--output", sys.argv[1]]))
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_outlives_the_timeout_ends_the_job(tmp_path):
     path = tmp_path / "profile.json"
     job = launch(2, ["-c", SILENT, path], timeout=40)
@@ -184,6 +189,7 @@ def test_a_call_that_outlives_the_timeout_ends_the_job(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="draws with matplotlib"
 )
