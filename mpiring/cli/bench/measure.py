@@ -3,8 +3,8 @@
 Rules
 
 - A time is that of the slowest rank, from the moment it left a barrier; so it needs no common clock, and the root of a
-  broadcast, which is through early, does not hide the others.  Short calls are made several in a row, and a time is
-  one of them.
+  broadcast, which is through early, does not hide the others.  Short calls are made several in a row, behind one that
+  is not timed, and a time is one of them; everybody makes as many, since the first ones take longer.
 - A round measures every contestant once, in place and out of place, and starts with another one each time: what
   disturbs the machine for a while disturbs all.  Ratios are taken within a round.
 - Every contestant's first and last result is looked at, on all ranks, outside the time.
@@ -31,7 +31,8 @@ from .task import Buffers, Call, Task
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SAMPLE = 300e-6  # seconds that a sample should last at least
+SAMPLE = 1e-3  # seconds that a sample of the fastest should last at least
+LONGEST_SAMPLE = 20e-3  # and one of a slow contestant at most
 MOST_CALLS = 50  # in a sample
 SLICES = tuple(1 << power for power in range(16, 23))  # bytes: 64 KiB to 4 MiB
 LONG = (
@@ -122,15 +123,24 @@ def measure(
         rounds: at most so many.
         seconds: after which there are no more rounds, but at least three.
     """
+    took = []
     for case in cases:
         look(clock, case)
-        case.row.calls = how_many(clock.elapsed(case.call))
+        took.append(min(clock.elapsed(case.call) for _ in range(2)))
+    fastest = min(
+        [each for each, case in zip(took, cases) if case.row.wrong is not None],
+        default=min(took),
+    )
+    for each, case in zip(took, cases):
+        case.row.calls = how_many(fastest, each)
     begun = time.perf_counter()
     with undisturbed():
         for number in range(rounds):
             first = number % len(cases)
             for case in (*cases[first:], *cases[:first]):
                 case.buffers.again(case.row.in_place)
+                if case.row.calls > 1:
+                    case.call()
                 found = clock.elapsed(case.call, case.row.calls)
                 case.row.seconds.append(found)
             is_over = time.perf_counter() - begun >= seconds
@@ -149,13 +159,17 @@ def look(clock: Clock, case: Case) -> None:
         case.row.wrong += clock.comm.allreduce(case.buffers.task.wrong(result))
 
 
-def how_many(seconds: float) -> int:
-    """Calls in a row that make a sample long enough to be timed.
+def how_many(fastest: float, own: float) -> int:
+    """Calls in a row of a sample: such that it is long enough to be timed with the fastest of all.
 
-    >>> how_many(1e-3), how_many(100e-6), how_many(1e-9)
-    (1, 3, 50)
+    Args:
+        fastest, own: seconds of a call, of the fastest contestant and of this one.
+
+    >>> how_many(2e-3, 2e-3), how_many(100e-6, 1e-3), how_many(100e-6, 10e-3), how_many(1e-9, 1e-6)
+    (1, 10, 2, 50)
     """
-    return max(1, min(MOST_CALLS, round(SAMPLE / max(seconds, 1e-9))))
+    calls = min(MOST_CALLS, round(SAMPLE / max(fastest, 1e-9)))
+    return max(1, min(calls, int(LONGEST_SAMPLE / max(own, 1e-9))))
 
 
 @contextmanager

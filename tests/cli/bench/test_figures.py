@@ -189,9 +189,34 @@ def test_rounds_are_interleaved_and_wrong_results_are_counted():
     script = {"mpiring": itertools.count(1), "mpi": itertools.count(10)}
     clock: Any = Steps(script)
     rows = measure.measure(clock, list(cases(mpiring=0, mpi=3)), 4, 1e9)
-    assert clock.calls == ["mpiring", "mpi", *["mpiring", "mpi", "mpi", "mpiring"] * 2]
-    assert [row.seconds for row in rows] == [[2, 3, 4, 5], [11, 12, 13, 14]]
+    warming = ["mpiring", "mpiring", "mpi", "mpi"]
+    assert clock.calls == [*warming, *["mpiring", "mpi", "mpi", "mpiring"] * 2]
+    assert [row.seconds for row in rows] == [[3, 4, 5, 6], [12, 13, 14, 15]]
     assert [row.wrong for row in rows] == [0, 6]  # in the first and in the last call
+
+
+def test_everybody_makes_as_many_calls_but_for_the_very_slow():
+    """However long the first one took; and the first of a sample is not timed."""
+    script = {
+        "mpiring": iter([5.0, 1e-4, *[1e-4] * 3]),
+        "mpi": iter([2e-4, 3e-4, *[2e-4] * 3]),
+        "gloo": iter([1.0, 1e-2, *[1e-2] * 3]),
+    }
+    made = []
+    clock: Any = Steps(script)
+    contestants = list(cases(mpiring=0, mpi=0, gloo=0))
+    for each in contestants:
+
+        def counted(call=each.call):
+            made.append(call.__name__)
+            return call()
+
+        counted.__name__ = each.call.__name__
+        each.call = counted
+    rows = measure.measure(clock, contestants, 3, 1e9)
+    assert [row.calls for row in rows] == [10, 10, 2]
+    # Two looks, two to warm up; in each round one that is not timed, and what this clock makes one of.
+    assert [made.count(row.who) for row in rows] == [2 + 2 + 3 * 2] * 3
 
 
 def test_time_is_a_budget_but_three_rounds_are_made():
