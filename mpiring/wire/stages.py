@@ -44,12 +44,12 @@ TURNS = (0, 1)
 # All rooms and results of a ring: a container has 64 MiB of such memory.
 _TOGETHER, _LONGEST_BLOCK = 8 << 20, 2 << 20
 
-# Up to here each rank combines all: it reads as much of the others as with two ranks anyhow, and nobody waits for
-# results.  Of 128 KiB two ranks took 23 us so, and 25 otherwise; of 32 KiB four took 50 either way.
+# Over the square of the ranks, up to here each rank combines all: with two it reads about as much of the other one
+# anyhow, and nobody waits for results.  At these lengths two and four ranks took about as long either way.
 _ONE_SHOT = 512 << 10
 
 # From so many bytes of a segment on a result goes straight to where its rank wants it, too: a second store for one
-# copy less.  Two ranks took 62 us instead of 78 for 1 MiB, and 22 instead of 14 for 64 KiB.
+# copy less, which wins on long ones and loses on short ones.
 _KEPT = 512 << 10
 
 # Of a block, for each rank; where ranks are so many that it would be less there are no stages.

@@ -229,7 +229,11 @@ def test_if_one_array_is_on_a_device_all_send_messages(monkeypatch):
     for _ in range(2):
         values = arrays(3)
         xs = [cupy.asarray(x) if r == 1 else x for r, x in enumerate(values)]
-        for rank, x in enumerate(ranks.call("allreduce", lambda r, xs=xs: (xs[r],))):
+        results, longest = ranks.sends(
+            lambda xs=xs: ranks.call("allreduce", lambda r: (xs[r],))
+        )
+        assert longest > FEW
+        for rank, x in enumerate(results):
             host = cupy.asnumpy(x) if rank == 1 else x
             assert (host == 0o111).all()
         for x in ranks.call("allreduce", lambda r, v=values: (v[r],)):

@@ -21,7 +21,6 @@ QUICK_LENGTHS = (16 << 10, 128 << 10, 1 << 20, WHOLE)
 WINDOWS = (1, 2, 3, 4)
 SMALL_SIZES = tuple(1 << power for power in range(8, 16))  # 256 B to 32 KiB
 DIRECT_SIZES = tuple(1 << power for power in range(12, 21, 2))  # 4 KiB to 1 MiB
-
 STAGED_SIZES = tuple(1 << power for power in range(18, 25))  # 256 KiB to 16 MiB
 
 
