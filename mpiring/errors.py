@@ -2,9 +2,28 @@
 
 Wrong arguments raise Python's own ``TypeError`` and ``ValueError``, on every rank, with a message that
 names the rank and the values.  The classes here are for what Python has no word for.
+
+An error is *harmless* if the ring is as good as before: all ranks raise it alike, or it came up before anything was
+sent.  Who raises such an error marks it.  Any other one may have come from anywhere, such as a signal handler in the
+middle of a line: messages may be under way that nobody waits for, and the ranks are out of step.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+
+def harmless(error: E) -> E:
+    """The same error, marked as one that leaves the ring usable."""
+    error._leaves_ring_usable = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_harmless(error: BaseException) -> bool:
+    """Whether an error was marked by :func:`harmless`."""
+    return getattr(error, "_leaves_ring_usable", False)
 
 
 class RingError(RuntimeError):

@@ -7,8 +7,9 @@ segment goes where in :mod:`mpiring.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,38 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _call(method: F) -> F:
+    """Make a method one call on the ring: one at a time, and what cuts it off breaks the ring.
+
+    See :mod:`mpiring.wire.guard`, and :mod:`mpiring.errors` for the errors that leave the ring as it was.
+    """
+    name = method.__name__.lstrip("_")
+
+    @wraps(method)
+    def call(self: Ring, /, *args: Any, **kwargs: Any) -> Any:
+        operations = self._session.operations
+        guard = operations.guard
+        guard.enter(name)
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException as error:
+            # A TypeError that no code has raised is Python's, about the arguments.
+            if not (isinstance(error, TypeError) and _is_pythons(error)):
+                operations.cut_off(name, error)
+            guard.leave()
+            raise
+        guard.leave()
+        return result
+
+    return call  # type: ignore[return-value]
+
+
+def _is_pythons(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    return traceback is not None and traceback.tb_next is None
 
 
 class Ring:
@@ -85,6 +118,7 @@ class Ring:
 
     # ---- collectives ------------------------------------------------------------------------------
 
+    @_call
     def allreduce(
         self,
         x: Any,
@@ -130,6 +164,7 @@ class Ring:
 
         return session.collective("allreduce", body, x, out, async_op, timeout)
 
+    @_call
     def reduce_scatter(
         self,
         x: Any,
@@ -166,6 +201,7 @@ class Ring:
             "reduce_scatter", body, x, out, async_op, timeout
         )
 
+    @_call
     def reduce(
         self,
         x: Any,
@@ -199,6 +235,7 @@ class Ring:
 
         return self._session.collective("reduce", body, x, out, async_op, timeout)
 
+    @_call
     def broadcast(
         self,
         x: Any,
@@ -230,6 +267,7 @@ class Ring:
 
         return self._session.collective("broadcast", body, x, None, async_op, timeout)
 
+    @_call
     def run(
         self,
         schedule: Schedule,
@@ -262,6 +300,7 @@ class Ring:
 
         return self._session.collective("run", body, x, out, async_op, timeout)
 
+    @_call
     def allgather(
         self,
         x: Any,
@@ -292,6 +331,7 @@ class Ring:
 
         return self._session.collective("allgather", body, x, out, async_op, timeout)
 
+    @_call
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every rank has called it.
 
@@ -305,6 +345,7 @@ class Ring:
         nothing = None if self.members == 1 else [None] * self.members
         self._session.collective("barrier", body, nothing, None, False, timeout)
 
+    @_call
     def exchange(self, name: str, text: str, failure: Exception | None = None) -> bool:
         """Whether every rank says the same: the opening exchange for a collective built on this ring.
 
@@ -328,6 +369,7 @@ class Ring:
         same = session.start(name, programs, Position(), session.timeout)
         return bool(same[0] if isinstance(same, list) else same)
 
+    @_call
     def perform(
         self, name: str, program: Callable[[Carriage, Position], Program[T]]
     ) -> T:
@@ -355,6 +397,7 @@ class Ring:
 
     # ---- memory -----------------------------------------------------------------------------------
 
+    @_call
     def empty(
         self, shape: Any, dtype: Any = "float32", *, timeout: float | None = None
     ) -> Any:
@@ -390,6 +433,7 @@ class Ring:
 
     # ---- point to point ---------------------------------------------------------------------------
 
+    @_call
     def send(
         self, x: Any, dest: int, tag: int = 0, *, timeout: float | None = None
     ) -> None:
@@ -409,6 +453,7 @@ class Ring:
         """
         self._session.message(Message(True, x, dest, tag), timeout)
 
+    @_call
     def recv(
         self, out: Any, source: int, tag: int = 0, *, timeout: float | None = None
     ) -> Any:
@@ -427,7 +472,8 @@ class Ring:
         """
         return self._session.message(Message(False, out, source, tag), timeout)
 
-    def group(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    @contextmanager
+    def group(self, timeout: float | None = None) -> Iterator[None]:
         """Sends and receives inside are posted together when it ends, so that no order deadlocks.
 
         Nothing starts before; an exception inside drops them all.  Collectives inside raise.
@@ -435,7 +481,14 @@ class Ring:
         Args:
             timeout: seconds, for all of them.
         """
-        return self._session.group(timeout)
+        with self._session.group() as messages:
+            yield
+        if messages:
+            self._group(messages, timeout)
+
+    @_call
+    def _group(self, messages: list[Message], timeout: float | None) -> None:
+        self._session.exchange("group", messages, timeout)
 
     # ---- life -------------------------------------------------------------------------------------
 

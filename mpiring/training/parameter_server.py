@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RingError
+from ..errors import RingError, harmless
 from ..ring import Ring
 from ..wire.arithmetic import Array
 from ..wire.device_transport import Carriage
@@ -335,7 +335,7 @@ class ParameterServer:
         length, text = _REPLY.unpack(reply)
         if length:
             self._finished = True
-            raise self._failed(text[:length])
+            raise harmless(self._failed(text[:length]))
 
     def _failed(self, text: bytes) -> RingError:
         return RingError(

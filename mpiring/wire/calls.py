@@ -99,10 +99,12 @@ class Call:
         """What every rank raises after the exchange: the failure of the lowest rank that has one."""
         assert summary.failure is not None
         name, _, message = summary.failure[1].decode(errors="replace").partition("\0")
+        mine = self.failure if summary.failure[0] == rank else None
+        self.failure = None  # of all members of this process
+        if mine is not None and type(mine).__name__ not in _RAISED:
+            return mine  # what a signal handler raises is caught by its own type
         error = _RAISED[name](message)
-        if summary.failure[0] == rank:
-            error.__cause__ = self.take_failure()
-        self.failure = None
+        error.__cause__ = mine
         return error
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from ..errors import harmless
 from ..plan.catalog import algorithms, schedule
 from ..plan.programs import RankProgram, rank_program
 from ..plan.segments import Segments
@@ -288,7 +289,7 @@ class Collectives:
         call.someone_stages = call.stages
         if not (self._check or always or call.hopes):
             if call.failure is not None:
-                raise call.take_failure()
+                raise harmless(call.take_failure())  # nothing has been sent
             return []
         if heard is None:
             heard = yield from self.opening.exchange(
@@ -299,9 +300,9 @@ class Collectives:
         summary, payloads = heard
         # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
         if summary.failure is not None:
-            raise call.error(summary, self.transport.rank)
+            raise harmless(call.error(summary, self.transport.rank))
         if summary.other is not None:
-            raise difference(summary)
+            raise harmless(difference(summary))
         if any(payloads):
             facts = zip(*map(facts_of, payloads))
             stages, brings, places, addresses, payloads = map(list, facts)
@@ -352,7 +353,7 @@ class Collectives:
         if between_hosts and hierarchy.hosts_of(*arrays):
             return False
         if call.must_share and count and self.transport.size > 1:
-            raise ValueError(fused.why_not(call.name, arrays))
+            raise harmless(ValueError(fused.why_not(call.name, arrays)))
         return False
 
     def closing_of(self, ranks: range) -> fused.Closing:

@@ -22,6 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import harmless
 from . import probe_record
 from .device_evidence import Clue, find_facts, weigh
 from .loaded import Library
@@ -158,15 +159,19 @@ def agree(found: Sequence[Found]) -> Decision:
     request = describe_request(first.asked, first.by)
     for rank, other in enumerate(found):
         if other.asked != first.asked:
-            raise ValueError(
-                f"Ring: rank {rank} asks for {describe_request(other.asked, other.by)}, rank 0 for {request};"
-                f" pass the same device_transport on every rank, and set {VARIABLE} for all of them or none"
+            raise harmless(
+                ValueError(
+                    f"Ring: rank {rank} asks for {describe_request(other.asked, other.by)}, rank 0 for {request};"
+                    f" pass the same device_transport on every rank, and set {VARIABLE} for all of them or none"
+                )
             )
     refused = [rank for rank, other in enumerate(found) if other.transport == "refused"]
     if refused:
-        raise ValueError(
-            f"Ring: {request}, but nothing shows that the MPI of rank {refused[0]} takes pointers into device memory;"
-            f" {ADVICE}.  Found: {found[refused[0]].why}"
+        raise harmless(
+            ValueError(
+                f"Ring: {request}, but nothing shows that the MPI of rank {refused[0]} takes pointers into device memory;"
+                f" {ADVICE}.  Found: {found[refused[0]].why}"
+            )
         )
     reasons: dict[str, int] = {}
     for rank, other in enumerate(found):

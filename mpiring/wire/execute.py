@@ -36,9 +36,10 @@ class Position:
         segment: the segment of the message that is waited for.
         is_collective: whether every rank makes this call; a message is the affair of two.
         has_moved: set by a program whose deadline counts from its last message, when one has come.
+        excused: ranks that have done all that is asked of them, and may be anywhere.
     """
 
-    __slots__ = ("phase", "step", "segment", "is_collective", "has_moved")
+    __slots__ = ("phase", "step", "segment", "is_collective", "has_moved", "excused")
 
     def __init__(self, is_collective: bool = True) -> None:
         self.phase = "opening exchange" if is_collective else "messages"
@@ -46,14 +47,7 @@ class Position:
         self.segment: int | None = None
         self.is_collective = is_collective
         self.has_moved = False
-
-    @property
-    def is_opening(self) -> bool:
-        """Whether an error now leaves no other rank waiting.
-
-        Until the ranks have agreed an error is one on all of them; messages are the two ranks' affair.
-        """
-        return self.phase == "opening exchange" or not self.is_collective
+        self.excused: set[int] = set()
 
     def __str__(self) -> str:
         if self.step is None:

@@ -10,6 +10,7 @@ import struct
 from math import prod
 from typing import Any
 
+from ..errors import harmless
 from ..plan.programs import RankProgram
 from ..plan.schedules import others
 from ..plan.segments import Segments
@@ -80,9 +81,11 @@ def allgather(
     total = sum(lengths)
     for other, given in enumerate(outs):
         if given not in (-1, total):
-            raise ValueError(
-                f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
-                f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
+            raise harmless(
+                ValueError(
+                    f"allgather: rank {other} passed an out of {given} rows, but the ranks bring "
+                    f"{total} in all ({', '.join(map(str, lengths))}); pass out of that length or None"
+                )
             )
     width = source.array.size // length if length else prod(trailing)
     itemsize = source.kind.itemsize(source.dtype)

@@ -1,139 +1,56 @@
 """Operations on one ring: they run one after another, in call order, as far as somebody polls (promise 8).
 
 The queue holds programs.  Only the first runs; polling advances it until it waits for a message.  A blocking
-call polls until its own operation is done, and so progresses the earlier ones.  No thread is involved.
+call polls until its own operation is done, and so progresses the earlier ones, and those of the process's other
+rings: each rank may wait for its rings in an order of its own.  No thread is involved.
 
 Waiting (promise 6)
-    A poll loop tests, then lets other processes run: there may be more ranks than cores.  When a deadline
-    passes, the ring is broken: its buffers are kept alive for ever, since MPI may still write to them.
-    Before raising, the ranks that timed out tell each other where they are; ranks that wait with a later
-    deadline answer too.  Who stays silent is in no call of this ring, and is most likely to blame; the
-    neighbour waited for is often innocent.
+    A poll loop tests, then lets other processes run: there may be more ranks than cores.  When a deadline passes, the
+    ring is broken, and tells the other ranks so (:mod:`mpiring.wire.status`).
+
+Breaking
+    A ring breaks when its rank cannot keep its part of the conversation: a deadline has passed, or an error came up
+    that is not harmless (:mod:`mpiring.errors`), wherever it was raised.  All that its calls have touched stays in
+    memory until MPI is finalised, since MPI and other ranks may still read and write it.  So does an operation that is
+    under way, for as long as it is.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from ..errors import RingError, RingTimeout
+from mpi4py import MPI
+
+from ..errors import RingError, RingTimeout, harmless, is_harmless
 from .communicators import Lease
 from .execute import Position
-from .mpi import TAG_STATUS, MPITransport
-from .transport import Program, Request
+from .guard import Guard
+from .immortal import keep_alive, let_go
+from .mpi import MPITransport
+from .operation import Operation
+from .status import Status, Statuses, status_of
+from .transport import Program
 
 T = TypeVar("T")
 
-GRACE_SECONDS = (
-    1.0  # for the answers of ranks that wait too: they poll for questions all the time
-)
 _SPINS = 20  # tests before a waiting rank yields its core at each further one
 _SHORT_SECONDS = 1e-3  # so long a call waits before it is an operation in the queue
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
+_NAPS = 32  # between two looks for questions
+
+# Errors that a program raises by itself: they belong to its operation.  Others interrupt whoever drives it.
+_OF_PROGRAMS = (RingError, MPI.Exception, MemoryError)
 
 yield_core: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
-_abandoned: list[Any] = (
-    []
-)  # operations of broken rings: MPI may still use their buffers
-
-
-class Operation(Generic[T]):
-    """One call on a ring."""
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        program: Program[T],
-        position: Position,
-        timeout: float | None,
-    ) -> None:
-        self.name = name
-        self.number = number
-        self.position = position
-        self.timeout = timeout
-        self.deadline = _deadline(timeout)
-        self.done = False
-        self.waits_for: Request | None = None
-        self._was_forgiven = False
-        self._program: Program[T] | None = program
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        # Where the program was when it failed: its buffers, which MPI may still use, are held by its frames.
-        self._stopped_in: TracebackType | None = None
-
-    def advance(self) -> None:
-        """Go on until it waits or is done."""
-        assert self._program is not None
-        try:
-            self.waits_for = next(self._program)
-            if self.position.has_moved:
-                self.position.has_moved = False
-                self.deadline = _deadline(self.timeout)
-        except StopIteration as stop:
-            self.finish(stop.value, None)
-        except Exception as error:
-            self.fail(error)
-        except BaseException as error:  # an interrupt, in the middle of the work
-            self.fail(error)
-            raise
-
-    def forgive_absence(self) -> None:
-        """Give an operation that nobody polled until its deadline had passed a moment to end, once."""
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            if not self._was_forgiven:
-                self.deadline = time.monotonic() + GRACE_SECONDS
-        self._was_forgiven = True
-
-    @property
-    def failed_alone(self) -> bool:
-        """Whether it failed without the other ranks: interrupted, or after they had agreed to go on."""
-        if self._error is None:
-            return False
-        return not (isinstance(self._error, Exception) and self.position.is_opening)
-
-    def fail(self, error: BaseException) -> None:
-        """Keep an error, and where it came up."""
-        self._stopped_in = error.__traceback__
-        self.finish(None, error)
-
-    def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Keep the outcome and let go of everything else."""
-        self._result, self._error = result, error
-        self._program = self.waits_for = None
-        self.done = True
-
-    def outcome(self) -> T:
-        """The result, or the error raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
-
-    def forget(self) -> None:
-        """Let go of the outcome: an error's traceback holds us, and with us the ring and the arrays."""
-        self._result = self._error = self._stopped_in = None
-
-    @property
-    def held(self) -> tuple[Any, ...]:
-        """What holds its buffers, whether it waits or has failed."""
-        return self._program, self._stopped_in
-
-    def __str__(self) -> str:
-        waits = "" if self.waits_for is None else f", waiting to {self.waits_for}"
-        after = "" if self.position.is_collective else "after "
-        return f"{self.name} ({after}call {self.number} on this ring; {self.position}{waits})"
-
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+# The rings of this process with operations under way, by id.
+_active: dict[int, weakref.ref[Operations]] = {}
 
 
 class Operations:
@@ -145,6 +62,7 @@ class Operations:
 
     Attributes:
         members: ranks of the ring in each process; the processes talk here, and messages name their ranks.
+        guard: lets one call at a time in.
         broken: what broke the ring, None if it works.
     """
 
@@ -156,31 +74,46 @@ class Operations:
         # counted, for each rank has its own.
         self._started = 0
         self.members = 1
+        self.guard = Guard()
         self.broken: str | None = None
-        self._answered: set[int] = set()
-        self._heard: dict[int, dict[str, Any]] = {}  # where ranks that timed out were
-        self._release = weakref.finalize(self, _give_back, lease, self._queue)
+        self._statuses = Statuses(transport)
+        # What every operation uses besides its arrays: buffers of messages, scratch.
+        self._used: list[Any] = [transport, lease]
+        self._me_weakly = weakref.ref(self)
+        self._looked = 0.0  # when it has last looked for questions
+        self._release = weakref.finalize(
+            self, _give_back, lease, self._queue, self.guard, id(self)
+        )
         self._release.atexit = False
+
+    def uses(self, what: object) -> None:
+        """Take note of what the operations use, which has to stay as long as they are under way."""
+        self._used.append(what)
 
     def release(self) -> None:
         """Give the communicator back now.  Local: it is only queued for the next ring."""
-        self._release()
+        if self.guard.is_home:
+            self._release()
+        else:
+            self._release.detach()  # its process's affair
 
     def drain(self) -> None:
         """Wait until nothing is left to do.  What went wrong in an operation stays with its ``Work``."""
-        while self._queue:
+        while self._queue and self.guard.is_home:
             try:
-                self.wait(self._queue[-1])
-            except Exception:
-                if self.broken is not None:
+                self._wait(self._queue[-1])
+            except Exception as error:
+                if self.broken is not None or not is_harmless(error):
                     raise
+
+    # ---- calls ------------------------------------------------------------------------------------
 
     def start(
         self, name: str, program: Program[T], position: Position, timeout: float | None
     ) -> Operation[T]:
         """Queue an operation and do what can be done at once."""
         self._refuse_if_broken(name)
-        operation = self._queued(name, program, position, timeout)
+        operation = self._queued(name, program, position, timeout, is_async=True)
         self.progress()
         return operation
 
@@ -191,9 +124,8 @@ class Operations:
 
         One that has the ring for itself, and does not have to wait for long, is never queued.
         """
-        if self._queue or self.broken is not None:
-            operation = self.start(name, program, position, timeout)
-        else:
+        self._refuse_if_broken(name)
+        if not self._queue:
             try:
                 self._advance_for_a_moment(program)
             except StopIteration as stop:
@@ -201,64 +133,111 @@ class Operations:
                 result: T = stop.value
                 return result
             except BaseException as error:
+                if is_harmless(error):
+                    self._started += position.is_collective
+                    raise
+                # Before anything else: its frames hold what MPI may still use.
                 operation = self._queued(name, program, position, timeout)
                 operation.fail(error)
-                self._break_if_alone(operation)
-                self._queue.clear()
-                operation.forget()
                 raise
-            operation = self._queued(name, program, position, timeout)
+        operation = self._queued(name, program, position, timeout)
         try:
-            return self.wait(operation)
+            return self._wait(operation)
         finally:
-            operation.forget()
+            if operation.done:
+                operation.forget()
+
+    def cut_off(self, name: str, error: BaseException) -> None:
+        """A call has ended with an error: it breaks the ring, unless that is as good as before."""
+        if self.broken is None and not is_harmless(error):
+            self._break_off(name, error)
 
     def _advance_for_a_moment(self, program: Program[Any]) -> None:
         """Test what it waits for until it ends, or has waited for a while."""
         for _ in range(_SPINS):
             next(program)
         until = time.monotonic() + _SHORT_SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until and not _active:
             yield_core()
             next(program)
 
     def _queued(
-        self, name: str, program: Program[T], position: Position, timeout: float | None
+        self,
+        name: str,
+        program: Program[T],
+        position: Position,
+        timeout: float | None,
+        is_async: bool = False,
     ) -> Operation[T]:
         number = self._started - (not position.is_collective)
-        operation = Operation(name, number, program, position, timeout)
+        operation = Operation(name, number, program, position, timeout, is_async)
+        operation.used = self._used
+        keep_alive(operation)
         self._started += position.is_collective
         self._queue.append(operation)
+        _active[id(self)] = self._me_weakly
         return operation
 
+    # ---- progress ---------------------------------------------------------------------------------
+
     def progress(self) -> None:
-        """Advance as far as possible without waiting."""
+        """Advance as far as possible without waiting.
+
+        Raises:
+            BaseException: what interrupted an operation in the middle; the ring is broken then.
+        """
         while self._queue:
             operation = self._queue[0]
+            if operation.cut_off:
+                self._break(f"{operation.name} was cut off on {self._me}")
+                return
             try:
                 operation.advance()
-            finally:
-                self._break_if_alone(operation)
+            except BaseException as error:
+                self._break_off(operation.name, error)
+                if not isinstance(error, _OF_PROGRAMS):
+                    raise
+                return
             if not operation.done:
                 return
-            if self._queue:
-                self._queue.popleft()
+            self._queue.popleft()
+            let_go(operation)
+        _active.pop(id(self), None)
 
-    def _break_if_alone(self, operation: Operation[Any]) -> None:
-        if operation.failed_alone:
-            self._break(f"{operation.name} failed on {self._me} alone")
+    def drive(self, looks: bool) -> None:
+        """Go on with what was started, while the process waits for something else."""
+        if self._queue and self.guard.may_be_driven:
+            with _Inside(self.guard, "drive"):
+                self.progress()
+                if looks:
+                    self._answer()
+
+    def _answer(self) -> None:
+        """Tell ranks that have given up where this one is."""
+        if self._queue:
+            self._statuses.answer(self._queue[0])
 
     def poll(self, operation: Operation[Any]) -> bool:
         """Whether an operation is done, after advancing what can be; raises if its time is over."""
         if not operation.done:
-            self._refuse_if_broken(operation.name)
-            self.progress()
-            if not operation.done:
-                self._check_deadlines(operation)
+            with _Inside(self.guard, operation.name):
+                self._refuse_if_broken(operation.name)
+                self.progress()
+                if not operation.done:
+                    self._refuse_if_broken(operation.name)
+                    self._attend(operation)
+                    now = time.monotonic()
+                    if now - self._looked > _PATIENT_SECONDS:
+                        self._looked = now
+                        self._answer()
+                        self._check_who_is_gone(operation)
+                    self._check_deadlines(operation)
         return operation.done
 
-    def wait(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """Wait for an operation and give its outcome.
+    def wait(self, operation: Operation[T], timeout: float | None) -> T:
+        """Wait for an asynchronous operation and give its outcome.
+
+        An interrupt while it waits leaves the operation as it is; one in the middle of its work breaks the ring.
 
         Args:
             operation: one of this ring's.
@@ -267,103 +246,133 @@ class Operations:
         Raises:
             RingTimeout: if its own deadline passes (the ring is broken then) or ``timeout`` does.
         """
+        if not operation.done:
+            with _Inside(self.guard, operation.name):
+                return self._wait(operation, timeout)
+        return operation.outcome()
+
+    def _wait(self, operation: Operation[T], timeout: float | None = None) -> T:
         spins = 0
         began = time.monotonic() if timeout is not None else 0.0
         waited = 0.0
+        self._attend(operation)
         while not operation.done:
             self._refuse_if_broken(operation.name)
             self.progress()
             if operation.done:
                 break
+            self._refuse_if_broken(operation.name)
             spins += 1
             self._check_deadlines(operation)
             if timeout is not None and time.monotonic() - began > timeout:
-                raise RingTimeout(
-                    f"{self._me}: waited {timeout:g} s for {operation}; "
-                    "the operation goes on, wait again or set a timeout on the call"
+                raise harmless(
+                    RingTimeout(
+                        f"{self._me}: waited {timeout:g} s for {operation}; "
+                        "the operation goes on, wait again or set a timeout on the call"
+                    )
                 )
             if spins == _SPINS:
                 waited = time.monotonic()
             if spins > _SPINS:
-                if time.monotonic() - waited > _PATIENT_SECONDS:
+                is_patient = time.monotonic() - waited > _PATIENT_SECONDS
+                looks = is_patient and spins % _NAPS == 0
+                drive_rings(self, looks)
+                if looks:
+                    self._answer()
+                    self._check_who_is_gone(operation)
+                if is_patient:
                     time.sleep(_NAP_SECONDS)
-                    if spins % 32 == 0:
-                        self._answer()
                 else:
                     yield_core()
         return operation.outcome()
 
     def _refuse_if_broken(self, name: str) -> None:
         if self.broken is not None:
-            raise RingError(
-                f"{name}: this ring is broken, make a new one; what broke it: {self.broken}"
+            raise harmless(
+                RingError(
+                    f"{name}: this ring is broken, make a new one; what broke it: {self.broken}"
+                )
             )
 
-    def _check_deadlines(self, operation: Operation[Any]) -> None:
+    def _attend(self, operation: Operation[Any]) -> None:
         # An earlier operation's deadline counts too: it holds up this one.
+        operation.attend()
+        if self._queue and self._queue[0] is not operation:
+            self._queue[0].attend()
+
+    def _check_deadlines(self, operation: Operation[Any]) -> None:
+        now = time.monotonic()
         for candidate in (operation, self._queue[0]):
-            if candidate.deadline is not None and time.monotonic() > candidate.deadline:
+            if candidate.is_late(now):
                 self._expire(candidate)
 
-    # ---- when a deadline passes -------------------------------------------------------------------
+    # ---- the end of a ring ------------------------------------------------------------------------
 
-    def _answer(self) -> None:
-        """Tell ranks that timed out where this one is; they have told the same of themselves."""
-        while (message := self._transport.take_status()) is not None:
-            source, text = message
-            self._heard[source] = json.loads(text)
-            if source not in self._answered and self._queue:
-                self._answered.add(source)
-                self._tell(source, self._queue[0])
-
-    def _tell(self, rank: int, operation: Operation[Any]) -> None:
-        where = {
-            "place": [operation.number, operation.position.is_collective],
-            "text": str(operation),
-        }
-        text = json.dumps(where).encode()
-        # The request is never waited for: the message is small, and the other rank may be gone.
-        _abandoned.append(self._transport.post_send(text, rank, TAG_STATUS))
+    def _check_who_is_gone(self, operation: Operation[Any]) -> None:
+        """Give up when a rank has left the ring without which this call cannot end."""
+        found = self._statuses.gone_before(self._queue[0])
+        if found is not None:
+            rank, status = found
+            waited = f"waited in vain for {self._named(rank)}"
+            self._give_up(operation, waited, status.is_timeout)
 
     def _expire(self, operation: Operation[Any]) -> None:
-        transport = self._transport
+        self._give_up(operation, f"waited {operation.patience:g} s", is_timeout=True)
+
+    def _give_up(
+        self, operation: Operation[Any], waited: str, is_timeout: bool
+    ) -> None:
+        """Break the ring, and say who is to blame.
+
+        Args:
+            operation: the one that is given up.
+            waited: for how long, or for whom.
+            is_timeout: whether a deadline has passed, here or on the rank that was waited for.
+        """
         head = self._queue[
             0
         ]  # what really waits; an earlier operation may hold up this one
-        others = [rank for rank in range(transport.size) if rank != transport.rank]
-        for rank in others:
-            if rank not in self._answered:
-                self._tell(rank, head)
-        heard = self._heard
-        until = time.monotonic() + GRACE_SECONDS
-        while len(heard) < len(others) and time.monotonic() < until:
-            message = transport.take_status()
-            if message is None:
-                time.sleep(_NAP_SECONDS)
-            else:
-                heard[message[0]] = json.loads(message[1])
-        silent = tuple(rank for rank in others if rank not in heard)
-        here = [head.number, head.position.is_collective]
-        elsewhere = {p: h for p, h in heard.items() if h["place"] != here}
-        lines = [
-            f"{operation.name}: {self._me} waited {operation.timeout:g} s, in {head}"
-        ]
+        mine = status_of(head)
+        self._statuses.leave(mine, waited, is_timeout)
+        silent, heard = self._statuses.gather(head)
+        lines = [f"{operation.name}: {self._me} {waited}, in {head}"]
         if silent:
             lines.append(f"in no call of this ring: {self._named(*silent)}")
         lines += [
-            f"in another call: {self._named(p)}, {h['text']}"
-            for p, h in sorted(elsewhere.items())
+            f"{status.against(mine)}: {self._named(process)}, {status.text}"
+            for process, status in sorted(heard.items())
         ]
-        lines += [
-            f"waiting too: {self._named(p)}, {h['text']}"
-            for p, h in sorted(heard.items())
-            if p not in elsewhere
-        ]
-        self._break("; ".join(lines))
+        why = "; ".join(lines)
+        self._break(why)
+        told = f"{why}. The ring is broken now; make a new one"
+        if not is_timeout:
+            raise harmless(RingError(told))
         ranks = tuple(rank for process in silent for rank in self._ranks_of(process))
-        raise RingTimeout(
-            f"{self.broken}. The ring is broken now; make a new one", ranks
-        )
+        raise harmless(RingTimeout(told, ranks))
+
+    def _break_off(self, name: str, error: BaseException) -> None:
+        """A call was cut off in the middle: the others have to hear of it."""
+        what = f"{type(error).__name__}: {error}"[:200]
+        mine = Status(self._started, True, f"{name} (call {self._started})")
+        if self._queue:
+            mine = status_of(self._queue[0])
+        self._break(f"{name} was cut off on {self._me} by {what}", error)
+        if self.guard.is_home:
+            self._statuses.leave(mine, what)
+
+    def _break(self, why: str, error: BaseException | None = None) -> None:
+        """Nobody uses the ring any more; what its calls have touched stays, as the frames of ``error`` do."""
+        self.broken = why
+        held = [operation.held for operation in self._queue]
+        while error is not None:
+            held.append((error.__traceback__, None))
+            error = error.__context__
+        keep_alive([self._used, held])
+        self._release.detach()  # nobody may use this communicator again
+        for operation in self._queue:
+            let_go(operation)
+        self._queue.clear()
+        _active.pop(id(self), None)
 
     def _ranks_of(self, process: int) -> range:
         return range(process * self.members, (process + 1) * self.members)
@@ -379,18 +388,40 @@ class Operations:
     def _me(self) -> str:
         return self._named(self._transport.rank)
 
-    def _break(self, why: str) -> None:
-        self.broken = why
-        self._release.detach()  # nobody may use this communicator again
-        held = [operation.held for operation in self._queue]
-        _abandoned.append((self._transport, self._lease, held))
-        self._queue.clear()
+
+class _Inside:
+    """A look after an operation, as a context: one at a time.  An interrupt in it leaves the operation as it is."""
+
+    def __init__(self, guard: Guard, name: str) -> None:
+        self._guard, self._name = guard, name
+
+    def __enter__(self) -> None:
+        self._guard.enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._guard.leave()
 
 
-def _give_back(lease: Lease, queue: deque[Operation[Any]]) -> None:
+def drive_rings(waiting: Operations | None = None, looks: bool = False) -> None:
+    """Go on with the operations of this process's rings.
+
+    Args:
+        waiting: a ring that is driven already.
+        looks: whether to answer ranks that have given up, too.
+    """
+    for ring_or_none in tuple(_active.values()):
+        ring = ring_or_none()
+        if ring is not None and ring is not waiting:
+            ring.drive(looks)
+
+
+def _give_back(
+    lease: Lease, queue: deque[Operation[Any]], guard: Guard, key: int
+) -> None:
     """A ring goes: its communicator may serve another one, unless messages are still under way."""
-    if queue:
-        _abandoned.append((lease, queue))
+    _active.pop(key, None)
+    if queue or guard.is_inside:
+        keep_alive((lease, queue))
     else:
         lease.give_back()
 
@@ -409,15 +440,14 @@ class Work(Generic[T]):
             timeout: seconds; when they are over the operation goes on, and may be waited for again.
 
         Raises:
-            RingTimeout: if ``timeout`` or the call's own deadline passes.
+            RingTimeout: if ``timeout`` or the call's own deadline passes, which counts from the first ``wait`` or
+                ``test``.
             Exception: what the call would have raised, on every rank.
         """
-        self._operation.forgive_absence()
         return self._operations.wait(self._operation, timeout)
 
     def test(self) -> bool:
         """Whether the operation is done; drives it on as far as it goes without waiting."""
-        self._operation.forgive_absence()
         return self._operations.poll(self._operation)
 
     def result(self) -> T:

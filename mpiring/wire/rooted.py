@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from ..errors import harmless
 from ..plan.programs import RankProgram
 from ..plan.segments import Segments
 from . import arithmetic, fused, peers, small
@@ -187,7 +188,8 @@ def broadcast_along(
             # Into a new array of the root's kind it will only read.
             member.ways.offer(call, NUMPY, _NOTHING)
     payloads = yield from member.open(call, said, always=True)
-    _check_broadcast(call.name, payloads, root)
+    if wrong := _difference(call.name, payloads, root):
+        raise harmless(wrong)
     xs, _ = call.places_of_all(transport.size)
     is_shared = member.is_shared(call, prod(_parsed(payloads[root])[2]), xs)
     if x is None:
@@ -300,21 +302,24 @@ def _advice(code: int) -> str:
     )
 
 
-def _check_broadcast(name: str, payloads: list[bytes], root: int) -> None:
-    """Raise, alike on every rank, unless all have an array like the root's or can make one."""
+def _difference(
+    name: str, payloads: list[bytes], root: int
+) -> TypeError | ValueError | None:
+    """The error of every rank, unless all have an array like the root's or can make one."""
     of_root = payloads[root]
     kind = of_root[0]
     for rank, said in enumerate(payloads):
         if len(said) == 1:
             if not said[0] >> kind & 1:
-                raise TypeError(
+                return TypeError(
                     f"{name}: rank {root} sends {_kind_words(kind)}, but rank {rank} passed None{_advice(kind)}"
                 )
         elif said[1:] != of_root[1:]:
-            raise ValueError(
+            return ValueError(
                 f"{name}: rank {rank} passed {_words(said)}, rank {root}, the root, passed "
                 f"{_words(of_root)}; pass the same dtype and shape, or None off the root"
             )
+    return None
 
 
 def _like(said: bytes) -> tuple[Operand, Target]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from ..errors import RingError, RingTimeout
+from ..errors import RingError, RingTimeout, harmless
 from . import communicators, device_support, mpi, profiles, small, tuning
 from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
@@ -27,8 +27,9 @@ from .collectives import Collectives
 from .cross_memory import is_wanted
 from .device_evidence import find_facts
 from .execute import Position
+from .guard import refuse_stranger
 from .messages import Message, exchange
-from .operations import Operations, Work, yield_core
+from .operations import Operations, Work, drive_rings, yield_core
 from .peer_memory import PeerMemory
 from .repeated import Repeated
 from .shared import Backing, empty
@@ -62,6 +63,7 @@ class Session:
         device_transport: Any,
         message_bytes: Any,
     ) -> None:
+        refuse_stranger("Ring")
         parent = _intracomm(MPI.COMM_WORLD if comm is None else comm)
         call = Call("Ring")
         seconds: float | None = None
@@ -82,14 +84,19 @@ class Session:
         )
         self.timeout = seconds
         self.is_closed = False
-        self._operations = Operations(mpi.MPITransport(lease.comm), lease)
+        self.operations = Operations(mpi.MPITransport(lease.comm), lease)
         self._group: list[Message] | None = None
         # What the ranks mean by a ring is compared by one member each: they may differ in how many.
         first = _member(lease, check is not False)
+        self.operations.uses(first)
         meeting = _meet(first, call, device_transport, members)
-        self.wire, self.tuning, wants_peers, self.device_transport = self.start(
-            "Ring", [meeting], Position(), seconds
-        )
+        try:
+            self.wire, self.tuning, wants_peers, self.device_transport = self.start(
+                "Ring", [meeting], Position(), seconds
+            )
+        except BaseException as error:
+            self.operations.cut_off("Ring", error)
+            raise
         node = _once(lambda: mpi.node_of(lease.comm, members))
         self.members = [
             _member(
@@ -105,7 +112,8 @@ class Session:
             )
             for place in range(members)
         ]
-        self._operations.members = members
+        self.operations.members = members
+        self.operations.uses(self.members)
         self._repeated = Repeated(self.members[0]) if members == 1 else None
         if lease.comm.size > 1:
             mpi.install_excepthook()
@@ -114,7 +122,7 @@ class Session:
     def state(self) -> str:
         """ "closed", "broken" or nothing."""
         return (
-            "closed" if self.is_closed else "broken" if self._operations.broken else ""
+            "closed" if self.is_closed else "broken" if self.operations.broken else ""
         )
 
     # ---- calls become operations ------------------------------------------------------------------
@@ -129,12 +137,12 @@ class Session:
     ) -> Any:
         """Start programs, one for each member, as one operation; wait for it, or return its work."""
         if self.is_closed:
-            raise RingError(f"{name}: this ring is closed; make a new one")
+            raise harmless(RingError(f"{name}: this ring is closed; make a new one"))
         program = programs[0] if len(programs) == 1 else together(programs)
         if not async_op:
-            return self._operations.run(name, program, position, seconds)
-        operation = self._operations.start(name, program, position, seconds)
-        return Work(self._operations, operation)
+            return self.operations.run(name, program, position, seconds)
+        operation = self.operations.start(name, program, position, seconds)
+        return Work(self.operations, operation)
 
     def collective(
         self,
@@ -173,7 +181,7 @@ class Session:
         program = self._repeated.allreduce(x, op, out, order, algorithm, position)
         if program is None:
             return None
-        return self._operations.run("allreduce", program, position, self.timeout)
+        return self.operations.run("allreduce", program, position, self.timeout)
 
     def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
         """An array for each member, in memory that all ranks of its node reach."""
@@ -198,39 +206,41 @@ class Session:
             self._group.append(message)
             return message.array
         name = "send" if message.is_send else "recv"
-        return self._exchange(name, [message], timeout)[0]
+        return self.exchange(name, [message], timeout)[0]
 
     @contextmanager
-    def group(self, timeout: float | None) -> Iterator[None]:
-        """Note messages, and exchange them together at the end."""
+    def group(self) -> Iterator[list[Message]]:
+        """Note messages; gives the list of them, which nobody has sent yet when the group ends."""
         if self._group is not None:
             raise RingError("group: groups do not nest; end the one that is open first")
         self._group = []
         try:
-            yield
-            messages = self._group
+            yield self._group
         finally:
             self._group = None
-        if messages:
-            self._exchange("group", messages, timeout)
 
     def refuse_in_group(self) -> None:
         """Raise if a group is open."""
         if self._group is not None:
-            raise RingError(
-                "a collective inside group(): only send and recv may stand there"
+            raise harmless(
+                RingError(
+                    "a collective inside group(): only send and recv may stand there"
+                )
             )
 
     def need_one_member(self, name: str) -> None:
         """Raise if this process has several members."""
         if len(self.members) > 1:
-            raise RingError(
-                f"{name}: works on rings of one member a process, this one has {len(self.members)}"
+            raise harmless(
+                RingError(
+                    f"{name}: works on rings of one member a process, this one has {len(self.members)}"
+                )
             )
 
-    def _exchange(
+    def exchange(
         self, name: str, messages: list[Message], timeout: float | None
     ) -> list[Any]:
+        """Exchange messages now, together; gives their arrays."""
         self.need_one_member(name)
         seconds = self.timeout if timeout is None else _seconds(timeout)
         carriage = self.members[0].carriage
@@ -243,11 +253,18 @@ class Session:
 
     def close(self, drain: bool = True) -> None:
         """Let the communicator serve later rings, after what was started is complete if ``drain``."""
-        if not self.is_closed:
-            if drain:
-                self._operations.drain()
-            self.is_closed = True
-            self._operations.release()
+        if self.is_closed:
+            return
+        guard = self.operations.guard
+        if drain and guard.is_home:
+            guard.let_others_in()
+            guard.enter("close")
+            try:
+                self.operations.drain()
+            finally:
+                guard.leave()
+        self.is_closed = True
+        self.operations.release()
 
 
 def _meet(
@@ -388,8 +405,10 @@ def _seconds(timeout: Any) -> float | None:
         or not isinstance(timeout, (int, float))
         or not timeout >= 0
     ):
-        raise ValueError(
-            f"timeout must be seconds of 0 or more, or None, got {timeout!r}"
+        raise harmless(
+            ValueError(
+                f"timeout must be seconds of 0 or more, or None, got {timeout!r}"
+            )
         )
     return None if math.isinf(timeout) else float(timeout)
 
@@ -400,4 +419,5 @@ def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
             raise RingTimeout(
                 f"Ring: the deadline passed while {what}: not every rank makes a ring"
             )
+        drive_rings()
         yield_core()

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..errors import is_harmless
 from ..plan.blocks import Block, Move, blocks
 from ..plan.segments import Segments
 from . import fused, kernels
@@ -186,7 +187,9 @@ class Stages:
                 )
                 if not is_alike:
                     self.lengths = self.lengths._replace(one_shot=-1)
-            except MemoryError as error:  # the same on all ranks
+            except MemoryError as error:
+                if not is_harmless(error):  # this rank's alone
+                    raise
                 self.why_not = str(error)
             finally:
                 for backing in made:

@@ -33,6 +33,7 @@ from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
+from ..errors import is_harmless
 from ..plan.segments import pieces
 
 T = TypeVar("T")
@@ -101,8 +102,8 @@ class AnyOf(Request):
 def together(programs: Sequence[Program[T]]) -> Program[list[T]]:
     """Run several programs of one rank side by side, and give their results in order.
 
-    If some raise, the others still run to their end, so that no rank waits for them; the first error is
-    raised then.
+    If some raise what leaves the ring usable, the others still run to their end, so that no rank waits for them; the
+    first error is raised then.  Any other error is raised at once.
     """
     results: dict[int, T] = {}
     failures: list[Exception] = []
@@ -116,6 +117,8 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T]]:
                 results[place] = stop.value
                 del alive[place]
             except Exception as error:
+                if not is_harmless(error):
+                    raise
                 failures.append(error)
                 del alive[place]
         if waiting:

@@ -109,7 +109,7 @@ def test_calls_that_are_forgotten_leave_no_messages_with_mpi(comm, ring):
         for count in range(1, 301):
             ring.allreduce(np.ones(count, "u1"))
             ring.allreduce(np.ones(3000 + count, "u1"))
-        held.append(len(ring._session._operations._lease.persistent))
+        held.append(len(ring._session.operations._lease.persistent))
     assert held[0] == held[2] <= 100
 
 

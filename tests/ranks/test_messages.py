@@ -191,7 +191,7 @@ def test_messages_do_not_count_as_calls(comm):
         error, _ = timed_out(lambda: ring.barrier(timeout=0.1))
         assert error.silent == (2,)
         assert "in another call" not in str(error), str(error)
-        assert f"waiting too: rank {1 - comm.rank}, barrier (call 1" in str(error)
+        assert f"given up too: rank {1 - comm.rank}, barrier (call 1" in str(error)
     meet(comm)
     ring.close()
 
