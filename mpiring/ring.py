@@ -7,8 +7,8 @@ segment goes where in :mod:`mpiring.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,16 +39,19 @@ def _call(method: F) -> F:
 
     @wraps(method)
     def call(self: Ring, /, *args: Any, **kwargs: Any) -> Any:
-        operations = self._session.operations
-        guard = operations.guard
-        guard.enter(name)
+        is_inside = False
         try:
+            operations = self._session.operations
+            guard = operations.guard
+            guard.enter(name)
+            is_inside = True
             result = method(self, *args, **kwargs)
         except BaseException as error:
             # A TypeError that no code has raised is Python's, about the arguments.
             if not (isinstance(error, TypeError) and _is_pythons(error)):
                 operations.cut_off(name, error)
-            guard.leave()
+            if is_inside:
+                guard.leave()
             raise
         guard.leave()
         return result
@@ -472,8 +475,7 @@ class Ring:
         """
         return self._session.message(Message(False, out, source, tag), timeout)
 
-    @contextmanager
-    def group(self, timeout: float | None = None) -> Iterator[None]:
+    def group(self, timeout: float | None = None) -> AbstractContextManager[None]:
         """Sends and receives inside are posted together when it ends, so that no order deadlocks.
 
         Nothing starts before; an exception inside drops them all.  Collectives inside raise.
@@ -481,14 +483,13 @@ class Ring:
         Args:
             timeout: seconds, for all of them.
         """
-        with self._session.group() as messages:
-            yield
-        if messages:
-            self._group(messages, timeout)
+        return _Group(self, timeout)
 
     @_call
-    def _group(self, messages: list[Message], timeout: float | None) -> None:
-        self._session.exchange("group", messages, timeout)
+    def _group(self, timeout: float | None) -> None:
+        messages = self._session.end_group()
+        if messages:
+            self._session.exchange("group", messages, timeout)
 
     # ---- life -------------------------------------------------------------------------------------
 
@@ -514,3 +515,24 @@ class Ring:
     def __repr__(self) -> str:
         state = self._session.state
         return f"<mpiring.Ring rank {self.rank} of {self.size}{', ' + state if state else ''}>"
+
+
+class _Group(AbstractContextManager[None]):
+    """Messages of a ring that are posted together, at its end."""
+
+    def __init__(self, ring: Ring, timeout: float | None) -> None:
+        self._ring, self._timeout = ring, timeout
+
+    def __enter__(self) -> None:
+        self._ring._session.begin_group()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._ring._group(self._timeout)
+        else:
+            self._ring._session.end_group()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from types import TracebackType
 from typing import NamedTuple
 
 from ..errors import DeadlockError, RingError, ScheduleError
@@ -52,14 +52,9 @@ class Call:
         self.may_share = algorithm in ("auto", "shared")
         self.must_share = algorithm == "shared"
 
-    @contextmanager
-    def local(self) -> Iterator[None]:
+    def local(self) -> AbstractContextManager[None]:
         """Keep what goes wrong inside, for the opening exchange; of several failures the first."""
-        try:
-            yield
-        except Exception as error:
-            if self.failure is None:
-                self.failure = error
+        return _Local(self)
 
     @property
     def hopes(self) -> bool:
@@ -106,6 +101,26 @@ class Call:
         error = _RAISED[name](message)
         error.__cause__ = mine
         return error
+
+
+class _Local(AbstractContextManager[None]):
+    """Keeps the failure of a call."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, Exception) and self._call.failure is None:
+            self._call.failure = error
+        return isinstance(error, Exception)
 
 
 Places = tuple[Place | None, Place | None]  # of a rank's input and output

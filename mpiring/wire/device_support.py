@@ -169,8 +169,8 @@ def agree(found: Sequence[Found]) -> Decision:
     if refused:
         raise harmless(
             ValueError(
-                f"Ring: {request}, but nothing shows that the MPI of rank {refused[0]} takes pointers into device memory;"
-                f" {ADVICE}.  Found: {found[refused[0]].why}"
+                f"Ring: {request}, but nothing shows that the MPI of rank {refused[0]} takes pointers into device "
+                f"memory; {ADVICE}.  Found: {found[refused[0]].why}"
             )
         )
     reasons: dict[str, int] = {}

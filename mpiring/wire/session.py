@@ -12,8 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mpi4py import MPI
@@ -208,16 +207,16 @@ class Session:
         name = "send" if message.is_send else "recv"
         return self.exchange(name, [message], timeout)[0]
 
-    @contextmanager
-    def group(self) -> Iterator[list[Message]]:
-        """Note messages; gives the list of them, which nobody has sent yet when the group ends."""
+    def begin_group(self) -> None:
+        """Note messages from now on, which nobody sends before the group ends."""
         if self._group is not None:
             raise RingError("group: groups do not nest; end the one that is open first")
         self._group = []
-        try:
-            yield self._group
-        finally:
-            self._group = None
+
+    def end_group(self) -> list[Message]:
+        """The messages that have been noted."""
+        messages, self._group = self._group, None
+        return messages or []
 
     def refuse_in_group(self) -> None:
         """Raise if a group is open."""
