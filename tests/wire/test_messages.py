@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.errors import DeadlockError, RingError
+from mpiring.errors import DeadlockError, RingError, harmless
 from mpiring.wire import messages
 from mpiring.wire.arrays import Kind
 from mpiring.wire.device_transport import Carriage
 from mpiring.wire.local import LocalNetwork
 from mpiring.wire.messages import USER_TAGS, Message, exchange
-from mpiring.wire.transport import AnyOf, together, wait
+from mpiring.wire.transport import AnyOf, Request, together, wait
 
 from wire.interleaving import chooser, protocols, seeds
 from wire.ranks import kept
@@ -255,7 +255,7 @@ def talk(transport, peer, tag, rounds, failing=None):
     heard = bytearray(1)
     for i in range(rounds):
         if i == failing:
-            raise ValueError(f"round {i} with {peer}, tag {tag}")
+            raise harmless(ValueError(f"round {i} with {peer}, tag {tag}"))
         receive = transport.post_receive(heard, peer, tag)
         yield from wait(transport.post_send(bytes([10 * tag + i]), peer, tag))
         yield from wait(receive)
@@ -300,6 +300,23 @@ def test_one_that_raises_does_not_stop_the_others(seed, protocol):
     ):
         assert str(error) == f"round 2 with {1 - rank_number}, tag 1"
     assert len(ended) == 4
+
+
+def test_an_error_that_breaks_the_ring_is_raised_at_once():
+    """As a signal handler's: the programs beside it may never end."""
+
+    def interrupted():
+        yield Request
+        raise TimeoutError("alarm-31")
+
+    def endless():
+        while True:
+            yield Request
+
+    together_ = together([endless(), interrupted()])
+    next(together_)
+    with pytest.raises(TimeoutError, match="alarm-31"):
+        next(together_)
 
 
 def test_a_wrong_message_of_a_dtype_that_is_not_here(monkeypatch):
