@@ -305,13 +305,19 @@ def test_one_that_raises_does_not_stop_the_others(seed, protocol):
 def test_an_error_that_breaks_the_ring_is_raised_at_once():
     """As a signal handler's: the programs beside it may never end."""
 
+    class Never(Request):
+        verb, peer = "receive from", 0
+
+        def test(self):
+            return False
+
     def interrupted():
-        yield Request
+        yield Never()
         raise TimeoutError("alarm-31")
 
     def endless():
         while True:
-            yield Request
+            yield Never()
 
     together_ = together([endless(), interrupted()])
     next(together_)
