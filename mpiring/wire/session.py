@@ -31,9 +31,10 @@ from .messages import Message, exchange
 from .operations import Operations, Work, yield_core
 from .peer_memory import PeerMemory
 from .repeated import Repeated
-from .shared import Backing, empty
+from .shared import empty
 from .stages import Stages, lengths_for
 from .transport import Program, together
+from .unnamed import Backing
 
 T = TypeVar("T")
 Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
