@@ -40,7 +40,8 @@ class Ring:
             None waits for ever.  Set it where a hang would cost more than a job that ends.
         check: whether every collective opens with the exchange that makes errors collective.  Turn it off
             only where you measured that small calls need it: then a call that differs between ranks hangs
-            or gives garbage.
+            or gives garbage.  On one host only calls that name a schedule as their ``algorithm`` do without it:
+            with ``"auto"`` it also tells where the ranks' memory is.
         members: ranks of the ring that this process holds, as one process may hold several devices.  Above
             1, collectives take and return lists, process p holds the ranks ``p * members`` and on, and
             ``size`` counts members.

@@ -27,7 +27,9 @@ class Call:
         addresses, all_addresses: the same in the memory of each rank's process, for peers that reach into it.
         brings: whether this rank puts its input where the others reach it, into the stages of the ring.
         someone_brings, all_bring: whether some rank does, and every rank, known after the opening exchange.
+        is_free: whether the algorithm leaves the path open.
         may_share, must_share: whether it may move no data by message, and has to.
+        opens: whether it begins with the opening exchange even if the ring does not check; the same on every rank.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,17 +42,23 @@ class Call:
         self.addresses: Places = (None, None)
         self.all_addresses: list[Places] = []
         self.brings = self.someone_brings = self.all_bring = False
-        self.may_share = self.must_share = False
+        self.is_free = self.may_share = self.must_share = self.opens = False
 
     @property
     def is_auto(self) -> bool:
         """Whether it may go any way."""
         return self.may_share and not self.must_share
 
-    def choose(self, algorithm: str) -> None:
-        """Take note of what the algorithm asked for says of node-shared memory."""
-        self.may_share = algorithm in ("auto", "shared")
+    def choose(self, algorithm: str, finds_memory: bool) -> None:
+        """Take note of what the algorithm asked for says of memory that the others reach.
+
+        Args:
+            algorithm: by name.
+            finds_memory: whether ``"auto"`` is to look for any.
+        """
         self.must_share = algorithm == "shared"
+        self.is_free = self.must_share or algorithm == "auto"
+        self.may_share = self.opens = self.must_share or self.is_free and finds_memory
 
     @contextmanager
     def local(self) -> Iterator[None]:

@@ -114,7 +114,9 @@ class _Seen(ABC):
             self._name = source.dtype
             member.path(call, source, op, order, algorithm)
             self._text = call.text()
-            is_alike = call.may_share and x.dtype.isnative and self._size > 1
+            # What goes by memory needs a call that looks for some.
+            is_free = call.is_free if isinstance(self, _Riding) else call.may_share
+            is_alike = is_free and x.dtype.isnative and self._size > 1
             self.is_usual = is_alike and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 

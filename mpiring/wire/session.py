@@ -102,7 +102,8 @@ class Session:
                 self.device_transport.transport,
                 self.tuning,
                 node,
-                self.wire == tuning.NODE and wants_peers,
+                self.wire == tuning.NODE,
+                wants_peers,
             )
             for place in range(members)
         ]
@@ -304,7 +305,8 @@ def _member(
     device_transport: str = "staged",
     settings: tuning.Tuning = tuning.DEFAULTS[tuning.NODE],
     node: Callable[[], tuple[int, ...]] | None = None,
-    reaches: bool = False,
+    is_on_node: bool = False,
+    wants_peers: bool = False,
 ) -> Collectives:
     transport = mpi.MPITransport(
         lease.comm, message_bytes, members, place, lease.persistent
@@ -313,7 +315,7 @@ def _member(
     room += 1  # what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
-    reaches = reaches and transport.size > 1
+    reaches = is_on_node and wants_peers and transport.size > 1
     lengths = lengths_for(transport.size, settings.staged_bytes)
     return Collectives(
         transport,
@@ -326,6 +328,7 @@ def _member(
         node=node,
         peer_memory=PeerMemory() if reaches else None,
         stages=Stages(transport.size, lengths) if reaches else None,
+        is_on_node=is_on_node,
     )
 
 

@@ -88,6 +88,7 @@ def empty(
     is_there = b"" if backing is None else b"\1"
     there = yield from member.open(call, is_there, always=True)
     sharers = [other for other in node if there[other]]
+    member.has_shared = member.has_shared or there.count(is_there) > 1
     array: Array = None
     with call.local():
         if backing is None or there.count(is_there) == 1:

@@ -102,7 +102,9 @@ print("went on")
     assert left(directory) == NOTHING
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "comm.Abort(3)"])
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "comm.Abort(3)"]
+)
 def test_b52_a_job_that_ends_while_memory_is_made(directory, end):
     """Rank 0 has made the file and has heard that all have it, and the others have taken their memory."""
     code = f"""
