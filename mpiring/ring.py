@@ -198,7 +198,9 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return rooted.reduce(member, x, op, root, out, order, algorithm, at)
 
-        return self._session.collective("reduce", body, x, out, async_op, timeout)
+        return self._session.collective(
+            "reduce", body, x, out, async_op, timeout, root=root
+        )
 
     def broadcast(
         self,
@@ -229,7 +231,9 @@ class Ring:
         def body(member: Collectives, x: Any, _: Any, at: Position) -> Program[Any]:
             return rooted.broadcast(member, x, root, algorithm, at)
 
-        return self._session.collective("broadcast", body, x, None, async_op, timeout)
+        return self._session.collective(
+            "broadcast", body, x, None, async_op, timeout, fills_x=True
+        )
 
     def run(
         self,
@@ -261,7 +265,10 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return custom.run(member, schedule, x, op, out, at)
 
-        return self._session.collective("run", body, x, out, async_op, timeout)
+        root, fills_x = custom.filled_by(schedule, out)
+        return self._session.collective(
+            "run", body, x, out, async_op, timeout, root, fills_x
+        )
 
     def allgather(
         self,

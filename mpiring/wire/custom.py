@@ -96,6 +96,14 @@ def run(
     return None if target is None else target.done()
 
 
+def filled_by(plan: Any, out: Any) -> tuple[int | None, bool]:
+    """The only rank whose output a schedule fills, None if it is not one alone; and whether it fills inputs."""
+    if not isinstance(plan, Schedule):
+        return None, False
+    root = plan.root if plan.collective == "reduce" else None
+    return root, plan.collective == "broadcast" and out is None
+
+
 def _run_broadcast(
     member: Collectives,
     call: Call,

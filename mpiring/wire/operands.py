@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .arithmetic import Array
@@ -20,6 +20,12 @@ class Operand(NamedTuple):
     @property
     def description(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.array.shape))}]"
+
+    def meets(self, other: Operand) -> bool:
+        """Whether both have elements in common, whatever kinds they are of."""
+        if self.kind.is_device != other.kind.is_device:
+            return False
+        return self.kind.meets(self.array, other.array)
 
 
 class Target:
@@ -70,6 +76,46 @@ class Target:
         if self._own is not None:
             self._own.finished(self._theirs, self._array)
         return self._kind.finished(self._theirs, self._array)
+
+
+def check_apart(
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    first: int,
+    root: Any = None,
+    fills_x: bool = False,
+) -> None:
+    """Raise if what one member of this process fills is part of what another one passed.
+
+    Args:
+        inputs, outputs: of the members, in order.
+        first: the rank of the first.
+        root: the only rank whose output counts; None: all do.
+        fills_x: whether the inputs are filled.
+
+    Raises:
+        ValueError: naming both.
+    """
+    passed = []
+    for name, arrays in (("x", inputs), ("out", outputs)):
+        for rank, array in enumerate(arrays, first):
+            if array is None or name == "out" and root not in (None, rank):
+                continue
+            try:
+                source = operand(array)
+            except (TypeError, ValueError):  # its own member says that better
+                continue
+            is_filled = name == "out" or fills_x
+            is_filled = is_filled and not source.kind.is_immutable(array)
+            passed.append((is_filled, name, rank, source))
+    filled = [each for each in passed if each[0]]
+    for _, name, rank, source in filled:
+        for _, of_other, other, theirs in passed:
+            if other != rank and source.meets(theirs):
+                raise ValueError(
+                    f"{name} of rank {rank}, which is filled, shares memory with {of_other} of rank {other}, a member "
+                    "of the same process; pass each member memory of its own"
+                )
 
 
 def nowhere(cut: Cut) -> Callable[[int], None]:

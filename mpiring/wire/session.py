@@ -28,6 +28,7 @@ from .cross_memory import is_wanted
 from .device_evidence import find_facts
 from .execute import Position
 from .messages import Message, exchange
+from .operands import check_apart
 from .operations import Operations, Work, yield_core
 from .peer_memory import PeerMemory
 from .repeated import Repeated
@@ -146,8 +147,14 @@ class Session:
         out: Any,
         async_op: bool,
         timeout: float | None,
+        root: Any = None,
+        fills_x: bool = False,
     ) -> Any:
-        """Start a collective on each member, with its part of ``x`` and ``out``."""
+        """Start a collective on each member, with its part of ``x`` and ``out``.
+
+        Of members that may not share memory, ``root`` is the only one whose ``out`` counts, and ``fills_x`` says
+        that ``x`` is filled.
+        """
         position = Position()
         call = Call(name)
         seconds = self.timeout
@@ -157,6 +164,9 @@ class Session:
             seconds = self.timeout if timeout is None else _seconds(timeout)
             count = len(self.members)
             inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
+            if count > 1:
+                first = self.members[0].transport.rank
+                check_apart(inputs, outputs, first, root, fills_x)
             programs = [
                 body(member, mine, place, position)
                 for member, mine, place in zip(self.members, inputs, outputs)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import array_api_strict
 import numpy as np
 import pytest
 
 from mpiring import Ring
+from mpiring.plan import ring_allreduce, schedule
 from mpiring.wire import cross_memory, session
 
-from ranks.reference import balanced
+from ranks.reference import balanced, outcome
 from ranks.tuned import tuned
 
 # ---- B50: an unchecked ring, and memory that only some ranks pass ----------------------------------
@@ -111,3 +113,67 @@ def test_b50_an_unchecked_ring_still_shares(comm, unchecked):
     x[...] = 8**comm.rank
     ring.allreduce(x, out=x, algorithm="shared")
     assert (x == int("1" * comm.size, base=8)).all()
+
+
+# ---- B40: members of one process that share memory ---------------------------------------------------
+
+
+def shared_by_members(ring, comm):
+    """Calls in which what one member fills is part of what another one passed, and what the errors name."""
+    members = ring.members
+    first = (comm.size - 1) * members  # of the last process, whose arrays are wrong
+    a, b = np.full(4000, 1.0), np.full(4000, 10.0)
+    whole = np.zeros((ring.size, 4000))
+    other = np.zeros((ring.size, 4000))
+    plan = ring_allreduce(ring.size)
+    down = schedule("broadcast", ring.size, algorithm="pipelined", segments=2)
+    outs, xs = (
+        [f"{name} of rank {rank}" for rank in (first, first + 1)]
+        for name in ("out", "x")
+    )
+    crossed = outs[0], xs[1]
+    for algorithm in ("auto", "ring", "direct"):
+        how = {"algorithm": algorithm}
+        yield crossed, "allreduce", [a, b], {"out": [b, a], **how}
+        yield outs, "allreduce", [a, b], {"out": [whole[0], whole[0]], **how}
+        yield crossed, "allgather", [a, whole[1]], {"out": [whole, other], **how}
+    part = a[: 4000 // ring.size]
+    yield (outs[1], xs[0]), "reduce_scatter", [a, b], {"out": [None, part]}
+    yield crossed, "reduce", [a, b], {"out": [b, None], "root": first}
+    seen = array_api_strict.from_dlpack(b)  # by another library
+    yield crossed, "allreduce", [a, seen], {"out": [b, None]}
+    yield xs, "broadcast", [whole[0], whole[0]], {}
+    yield crossed, "run", [a, b], {"out": [b, a], "schedule": plan}
+    yield xs, "run", [whole[0, 5:], whole[0, :-5]], {"schedule": down}
+
+
+@pytest.mark.ranks(2, 3)
+def test_b40_members_that_share_memory(comm):
+    with Ring(comm, members=2, timeout=20) as ring:
+        for words, name, xs, more in shared_by_members(ring, comm):
+            if comm.rank < comm.size - 1:
+                xs = [np.full(x.shape, 5.0) for x in xs]
+                more.pop("out", None)
+            told = comm.allgather(outcome(lambda: getattr(ring, name)(x=xs, **more)))
+            after = ring.allreduce([np.ones(3)] * 2)
+            assert set(told) == {told[0]} and told[0][0] == "ValueError", (name, told)
+            assert all(word in told[0][1] for word in words), (words, told)
+            assert all((x == ring.size).all() for x in after)
+
+
+@pytest.mark.ranks(2, 3)
+def test_b40_what_members_may_share(comm):
+    """Inputs; columns that interleave; an output that does not count; each its own."""
+    size = 2 * comm.size
+    with Ring(comm, members=2, timeout=20) as ring:
+        x = np.full(4000, 1.0)
+        columns = np.zeros((4000, 2))
+        results = ring.allreduce([x, x], out=[columns[:, 0], columns[:, 1]])
+        assert all((found == size).all() for found in results)
+        assert (columns == size).all()
+        space = np.zeros(4000)
+        ring.reduce([x, x], out=[space, space], root=0)
+        assert (space == (size if comm.rank == 0 else 0)).all()
+        mine = [x.copy(), x.copy()]
+        ring.allreduce(mine, out=mine)
+        assert all((found == size).all() for found in mine)
