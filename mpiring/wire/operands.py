@@ -96,7 +96,7 @@ def check_apart(
     Raises:
         ValueError: naming both.
     """
-    passed = []
+    passed, names = [], []
     for name, arrays in (("x", inputs), ("out", outputs)):
         for rank, array in enumerate(arrays, first):
             if array is None or name == "out" and root not in (None, rank):
@@ -105,17 +105,51 @@ def check_apart(
                 source = operand(array)
             except (TypeError, ValueError):  # its own member says that better
                 continue
-            is_filled = name == "out" or fills_x
-            is_filled = is_filled and not source.kind.is_immutable(array)
-            passed.append((is_filled, name, rank, source))
-    filled = [each for each in passed if each[0]]
-    for _, name, rank, source in filled:
-        for _, of_other, other, theirs in passed:
-            if other != rank and source.meets(theirs):
-                raise ValueError(
-                    f"{name} of rank {rank}, which is filled, shares memory with {of_other} of rank {other}, a member "
-                    "of the same process; pass each member memory of its own"
-                )
+            is_filled = name == "out" or fills_x and not source.kind.is_immutable(array)
+            passed.append(Passed(source, is_filled, rank))
+            names.append(f"{name} of rank {rank}")
+    if (places := clash(passed)) is not None:
+        one, other = (names[place] for place in places)
+        raise ValueError(
+            f"{one}, which is filled, shares memory with {other}, a member of the same process; pass each member "
+            "memory of its own"
+        )
+
+
+class Passed(NamedTuple):
+    """An array that was passed together with others.
+
+    Attributes:
+        source: the array.
+        is_filled: whether it is written, and not only read.
+        owner: who passed it; what one owner passes is its own affair.
+    """
+
+    source: Operand
+    is_filled: bool
+    owner: int
+
+
+def clash(passed: Sequence[Passed]) -> tuple[int, int] | None:
+    """The places of two arrays of different owners that have elements in common, of which the first is filled.
+
+    Of several such pairs the first, None if there is none.
+    """
+    spans = [each.source.kind.span(each.source.array) for each in passed]
+    found = []
+    near: list[int] = []  # those that have begun before, and may go on
+    for place in sorted(range(len(passed)), key=lambda place: spans[place]):
+        start, stop = spans[place]
+        near = [other for other in near if spans[other][1] > start]
+        for other in near:
+            both = sorted((place, other), key=lambda p: (not passed[p].is_filled, p))
+            one, two = (passed[p] for p in both)
+            is_between_two = one.is_filled and one.owner != two.owner
+            if is_between_two and one.source.meets(two.source):
+                found.append((both[0], both[1]))
+        if stop > start:
+            near.append(place)
+    return min(found, default=None)
 
 
 def nowhere(cut: Cut) -> Callable[[int], None]:

@@ -177,3 +177,54 @@ def test_b40_what_members_may_share(comm):
         mine = [x.copy(), x.copy()]
         ring.allreduce(mine, out=mine)
         assert all((found == size).all() for found in mine)
+
+
+# ---- B41: one buffer for both directions -------------------------------------------------------------
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("count", [1, 1000, 1_000_000])
+def test_b41_one_buffer_for_both_directions(comm, ring, count):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x, space = np.full(count, 8.0**comm.rank), np.zeros(2 * count)
+
+    def exchange(*messages):
+        with ring.group():
+            for verb, array in messages:
+                peer = right if verb == "send" else left
+                getattr(ring, verb)(array, peer, tag=5)
+
+    told = []
+    for messages in (
+        [("recv", x), ("send", x)],
+        [("send", x), ("recv", x)],
+        [("send", x), ("send", x), ("recv", x[-1:]), ("recv", np.zeros(count))],
+        [("send", x), ("send", x), ("recv", space[:count]), ("recv", space[:count])],
+        [("recv", x[::-1]), ("send", x)],
+        [("send", array_api_strict.from_dlpack(x)), ("recv", x)],
+    ):
+        told.append(outcome(lambda: exchange(*messages)))
+    untouched = x.copy()
+    # What only interleaves does not overlap.
+    exchange(("send", x), ("send", x), ("recv", space[::2]), ("recv", space[1::2]))
+    if count > 1:
+        x[1::2] = 0
+        exchange(("recv", x[1::2]), ("send", x[: 2 * (count // 2) : 2]))
+    for kind, text in told:
+        assert kind == "ValueError", told
+        assert f"group: rank {comm.rank}: recv(source={left}, tag=5) fills" in text
+        assert f"send(dest={right}, tag=5)" in text or "that recv(" in text
+    assert (untouched == 8**comm.rank).all()
+    assert (space == 8**left).all()
+    assert (x[::2] == 8**comm.rank).all() and (x[1::2] == 8**left).all()
+
+
+def test_b41_many_messages_are_looked_at_fast(comm, ring):
+    """Neighbours in one array, in any order: none overlaps."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    out = np.zeros((2000, 3))
+    with ring.group():
+        for number in range(2000):
+            ring.send(np.full(3, float(number)), right, tag=number)
+            ring.recv(out[number], left, tag=number)
+    assert (out == np.arange(2000)[:, None]).all()

@@ -119,6 +119,16 @@ class Kind:
         """Whether two arrays may share memory; never a wrong no."""
         return bool(np.may_share_memory(a, b))
 
+    def span(self, x: Array) -> tuple[int, int]:
+        """The addresses from the first of its bytes to behind the last one."""
+        start = stop = self.pointer(x)
+        if x.size == 0:
+            return start, start
+        for length, stride in zip(x.shape, x.strides):
+            reach = (length - 1) * stride
+            start, stop = start + min(reach, 0), stop + max(reach, 0)
+        return start, stop + x.itemsize
+
     def meets(self, a: Array, b: Array) -> bool:
         """Whether two arrays have elements in common; also where that is hard to tell."""
         if not self.overlaps(a, b):
