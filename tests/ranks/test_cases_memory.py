@@ -228,3 +228,56 @@ def test_b41_many_messages_are_looked_at_fast(comm, ring):
             ring.send(np.full(3, float(number)), right, tag=number)
             ring.recv(out[number], left, tag=number)
     assert (out == np.arange(2000)[:, None]).all()
+
+
+# ---- the same kind elsewhere: one rank's input and output ---------------------------------------------
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("count", [3000, 100_000])
+def test_b41_an_output_in_the_input_at_a_wrong_place(comm, ring, count):
+    """The right answer or ``ValueError``: here what is read before it is overwritten is copied."""
+    size, rank = comm.size, comm.rank
+    total = int("1" * size, base=8)
+    whole, mine = np.zeros(size * count + 1), balanced(count, size)[rank]
+
+    def part(start):
+        x = whole[start : start + count]
+        x[...] = 8**rank * (1 + np.arange(count) % 7)
+        return x
+
+    wanted = total * (1.0 + np.arange(count) % 7)
+    joined = np.concatenate([8**r * (1.0 + np.arange(count) % 7) for r in range(size)])
+    runs = {
+        name: schedule(name, size, algorithm="ring")
+        for name in ("allreduce", "reduce_scatter", "allgather")
+    }
+    down = schedule("broadcast", size, algorithm="pipelined", root=0, segments=3)
+    found = []
+    for algorithm in ("auto", "ring", "direct", "run"):
+
+        def call(name, x, out, algorithm=algorithm):
+            if algorithm == "run":
+                return ring.run(runs[name], x, out=out)
+            return getattr(ring, name)(x, out=out, algorithm=algorithm)
+
+        out = whole[:-1]
+        for start in (0, 1, (size - 1) * count):
+            found.append((call("allgather", part(start), out).copy(), joined))
+        place = slice(1, 1 + mine.stop - mine.start)
+        x = part(0)
+        got = call(
+            "reduce_scatter",
+            x,
+            x[place] if algorithm == "ring" else x[: place.stop - 1],
+        )
+        found.append((got.copy(), wanted[mine]))
+        for start in (0, 2):
+            x = part(1)
+            got = call("allreduce", x, whole[start : start + count])
+            found.append((got.copy(), wanted))
+    x = part(1)
+    got = ring.run(down, x, out=whole[:count])
+    found.append((got.copy(), joined[:count]))
+    for number, (got, want) in enumerate(found):
+        assert np.array_equal(got, want), number
