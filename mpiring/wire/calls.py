@@ -19,6 +19,7 @@ class Call:
     Attributes:
         name: of the collective.
         fields: what must be equal on all ranks, by name.
+        flushes: whether this rank's processor takes denormal numbers for zero, where that matters.
         failure: what went wrong here, None if nothing did.
         stages: whether this rank's buffers travel through host memory.
         someone_stages: whether some rank's do, known after the opening exchange.
@@ -35,6 +36,7 @@ class Call:
     def __init__(self, name: str) -> None:
         self.name = name
         self.fields: tuple[tuple[str, str], ...] = ()
+        self.flushes = False
         self.failure: Exception | None = None
         self.stages = self.someone_stages = False
         self.places: Places = (None, None)
@@ -86,7 +88,8 @@ class Call:
 
     def text(self) -> bytes:
         """What must be equal on all ranks."""
-        return _call_text(self.name, self.fields)
+        fields = (_FLUSHES, *self.fields) if self.flushes else self.fields
+        return _call_text(self.name, fields)
 
     def failure_text(self, rank: int) -> bytes | None:
         """This rank's failure as the opening exchange carries it, None if there is none."""
@@ -207,10 +210,22 @@ def difference(summary: Summary) -> ValueError:
     (rank_a, text_a), (rank_b, text_b) = summary.first, summary.other
     fields_a, fields_b = (text.decode().split("\x1f") for text in (text_a, text_b))
     name_a, name_b = fields_a[0], fields_b[0]
+    said = "\x1e".join(_FLUSHES)
     if name_a != name_b:
         return ValueError(
             f"rank {rank_b} called {name_b}, rank {rank_a} called {name_a}; "
             "every rank must make the same calls in the same order"
+        )
+    flush = [said in fields for fields in (fields_a, fields_b)]
+    fields_a, fields_b = (
+        [field for field in fields if field != said] for fields in (fields_a, fields_b)
+    )
+    if flush[0] != flush[1] and fields_a == fields_b:
+        one, other = (rank_a, rank_b) if flush[0] else (rank_b, rank_a)
+        return ValueError(
+            f"{name_a}: rank {one} takes denormal numbers for zero, rank {other} does not, so that their results would "
+            f"differ; a library that rank {one} has loaded, built with -ffast-math, has switched that on, or a call "
+            "such as torch.set_flush_denormal: do it on every rank or on none"
         )
     different = [(a, b) for a, b in zip(fields_a, fields_b) if a != b]
     said_a, said_b = (
@@ -220,6 +235,10 @@ def difference(summary: Summary) -> ValueError:
         f"{name_a}: rank {rank_b} passed {said_b}, rank {rank_a} passed {said_a}; "
         "pass the same on every rank"
     )
+
+
+# Stands before all other fields, where no text is too long for it.
+_FLUSHES = ("denormals", "flushed to zero")
 
 
 @lru_cache(maxsize=512)

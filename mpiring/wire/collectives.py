@@ -404,6 +404,7 @@ class Collectives:
             ("root", str(root)),
         )
         arithmetic.check_op(op, source.dtype)
+        note_flushing(call, source)
         known("order", order, ("ring", "rank"))
         known("algorithm", algorithm, names_of(call.name))
         self.need_library(algorithm, source.kind)
@@ -529,6 +530,12 @@ class Collectives:
                 (len(s.sends) + len(s.receives) for s in path.steps), default=0
             )
             self.carriage.reserve(source.kind, self.tuning.window * busiest)
+
+
+def note_flushing(call: Call, source: Operand) -> None:
+    """Take note of whether this rank's arithmetic is unlike that of most."""
+    if arithmetic.may_underflow(source.dtype) and not source.kind.is_device:
+        call.flushes = arithmetic.flushes()
 
 
 def all_ride(said: list[bytes], mine: bytes) -> bool:

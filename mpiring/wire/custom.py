@@ -16,7 +16,7 @@ from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import Array
 from .calls import Call
-from .collectives import Collectives
+from .collectives import Collectives, note_flushing
 from .execute import Position
 from .memory import Cut
 from .operands import Operand, Target, flat_input, nowhere, operand, output
@@ -57,6 +57,7 @@ def run(
         reduces = plan.collective != "allgather"
         if reduces:
             arithmetic.check_op(op, source.dtype)
+            note_flushing(call, source)
         wide = reduces and arithmetic.accumulator(op, source.dtype) != source.dtype
         path = _rank_program(plan, rank, wide)
         segments = _segments_of(plan, source)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout
-from . import communicators, device_support, mpi, profiles, small, tuning
+from . import arithmetic, communicators, device_support, mpi, profiles, small, tuning
 from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
@@ -272,6 +272,7 @@ def _meet(
     Returns:
         the wire, its settings, whether peers' memory is wanted, and how device memory travels.
     """
+    call.flushes = arithmetic.flushes()
     asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
     wanted = bytes([is_wanted(os.environ)])
     said = yield from member.open(call, _host() + wanted + asked, always=True)
