@@ -76,7 +76,8 @@ class Ring:
             None waits for ever.  Set it where a hang would cost more than a job that ends.
         check: whether every collective opens with the exchange that makes errors collective.  Turn it off
             only where you measured that small calls need it: then a call that differs between ranks hangs
-            or gives garbage.
+            or gives garbage.  On one host only calls that name a schedule as their ``algorithm`` do without it:
+            with ``"auto"`` it also tells where the ranks' memory is.
         members: ranks of the ring that this process holds, as one process may hold several devices.  Above
             1, collectives take and return lists, process p holds the ranks ``p * members`` and on, and
             ``size`` counts members.
@@ -236,7 +237,9 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return rooted.reduce(member, x, op, root, out, order, algorithm, at)
 
-        return self._session.collective("reduce", body, x, out, async_op, timeout)
+        return self._session.collective(
+            "reduce", body, x, out, async_op, timeout, root=root
+        )
 
     @_call
     def broadcast(
@@ -268,7 +271,9 @@ class Ring:
         def body(member: Collectives, x: Any, _: Any, at: Position) -> Program[Any]:
             return rooted.broadcast(member, x, root, algorithm, at)
 
-        return self._session.collective("broadcast", body, x, None, async_op, timeout)
+        return self._session.collective(
+            "broadcast", body, x, None, async_op, timeout, fills_x=True
+        )
 
     @_call
     def run(
@@ -301,7 +306,10 @@ class Ring:
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return custom.run(member, schedule, x, op, out, at)
 
-        return self._session.collective("run", body, x, out, async_op, timeout)
+        root, fills_x = custom.filled_by(schedule, out)
+        return self._session.collective(
+            "run", body, x, out, async_op, timeout, root, fills_x
+        )
 
     @_call
     def allgather(

@@ -15,6 +15,7 @@ The functions take the array namespace ``xp`` (``numpy`` or ``cupy``) and its ar
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,21 @@ DTYPES = _INTEGERS | HALVES | _COMPLEX | {"bool", "float32", "float64"}
 # Folded at a time on the host, of each operand.  Measured between 32 and 512 KiB with two and four operands: shorter
 # blocks cost calls, longer ones leave a core's L2 cache of 1 or 2 MiB.
 BLOCK_BYTES = 256 << 10
+
+
+# The smallest float64, from its bits: a compiler that flushes would read the literal as 0.
+_TINY: float = struct.unpack("<d", b"\1" + bytes(7))[0]
+_ONE = 1.0
+
+
+def flushes() -> bool:
+    """Whether this thread takes denormal numbers for zero, or makes them zero: then its sums have other bits."""
+    return _TINY * _ONE == 0.0
+
+
+def may_underflow(dtype: str) -> bool:
+    """Whether numbers of a dtype, or those that they accumulate in, may be denormal."""
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def check_op(op: str, dtype: str) -> None:

@@ -19,6 +19,7 @@ class Call:
     Attributes:
         name: of the collective.
         fields: what must be equal on all ranks, by name.
+        flushes: whether this rank's processor takes denormal numbers for zero, where that matters.
         failure: what went wrong here, None if nothing did.
         stages: whether this rank's buffers travel through host memory.
         someone_stages: whether some rank's do, known after the opening exchange.
@@ -27,12 +28,15 @@ class Call:
         addresses, all_addresses: the same in the memory of each rank's process, for peers that reach into it.
         brings: whether this rank puts its input where the others reach it, into the stages of the ring.
         someone_brings, all_bring: whether some rank does, and every rank, known after the opening exchange.
+        is_free: whether the algorithm leaves the path open.
         may_share, must_share: whether it may move no data by message, and has to.
+        opens: whether it begins with the opening exchange even if the ring does not check; the same on every rank.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fields: tuple[tuple[str, str], ...] = ()
+        self.flushes = False
         self.failure: Exception | None = None
         self.stages = self.someone_stages = False
         self.places: Places = (None, None)
@@ -40,17 +44,23 @@ class Call:
         self.addresses: Places = (None, None)
         self.all_addresses: list[Places] = []
         self.brings = self.someone_brings = self.all_bring = False
-        self.may_share = self.must_share = False
+        self.is_free = self.may_share = self.must_share = self.opens = False
 
     @property
     def is_auto(self) -> bool:
         """Whether it may go any way."""
         return self.may_share and not self.must_share
 
-    def choose(self, algorithm: str) -> None:
-        """Take note of what the algorithm asked for says of node-shared memory."""
-        self.may_share = algorithm in ("auto", "shared")
+    def choose(self, algorithm: str, finds_memory: bool) -> None:
+        """Take note of what the algorithm asked for says of memory that the others reach.
+
+        Args:
+            algorithm: by name.
+            finds_memory: whether ``"auto"`` is to look for any.
+        """
         self.must_share = algorithm == "shared"
+        self.is_free = self.must_share or algorithm == "auto"
+        self.may_share = self.opens = self.must_share or self.is_free and finds_memory
 
     def local(self) -> AbstractContextManager[None]:
         """Keep what goes wrong inside, for the opening exchange; of several failures the first."""
@@ -73,7 +83,8 @@ class Call:
 
     def text(self) -> bytes:
         """What must be equal on all ranks."""
-        return _call_text(self.name, self.fields)
+        fields = (_FLUSHES, *self.fields) if self.flushes else self.fields
+        return _call_text(self.name, fields)
 
     def failure_text(self, rank: int) -> bytes | None:
         """This rank's failure as the opening exchange carries it, None if there is none."""
@@ -216,10 +227,22 @@ def difference(summary: Summary) -> ValueError:
     (rank_a, text_a), (rank_b, text_b) = summary.first, summary.other
     fields_a, fields_b = (text.decode().split("\x1f") for text in (text_a, text_b))
     name_a, name_b = fields_a[0], fields_b[0]
+    said = "\x1e".join(_FLUSHES)
     if name_a != name_b:
         return ValueError(
             f"rank {rank_b} called {name_b}, rank {rank_a} called {name_a}; "
             "every rank must make the same calls in the same order"
+        )
+    flush = [said in fields for fields in (fields_a, fields_b)]
+    fields_a, fields_b = (
+        [field for field in fields if field != said] for fields in (fields_a, fields_b)
+    )
+    if flush[0] != flush[1] and fields_a == fields_b:
+        one, other = (rank_a, rank_b) if flush[0] else (rank_b, rank_a)
+        return ValueError(
+            f"{name_a}: rank {one} takes denormal numbers for zero, rank {other} does not, so that their results would "
+            f"differ; a library that rank {one} has loaded, built with -ffast-math, has switched that on, or a call "
+            "such as torch.set_flush_denormal: do it on every rank or on none"
         )
     different = [(a, b) for a, b in zip(fields_a, fields_b) if a != b]
     said_a, said_b = (
@@ -229,6 +252,10 @@ def difference(summary: Summary) -> ValueError:
         f"{name_a}: rank {rank_b} passed {said_b}, rank {rank_a} passed {said_a}; "
         "pass the same on every rank"
     )
+
+
+# Stands before all other fields, where no text is too long for it.
+_FLUSHES = ("denormals", "flushed to zero")
 
 
 @lru_cache(maxsize=512)

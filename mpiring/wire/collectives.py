@@ -68,6 +68,10 @@ class Collectives:
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
         stages: what ordinary arrays that are not long may go through, likewise.
         least_bytes: arrays of so many bytes, and longer ones, go by the peers' memory, the same on every rank.
+        is_on_node: whether all ranks are on one host.
+
+    Attributes:
+        has_shared: whether ``ring.empty`` has made memory that some ranks share: the same on every rank.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Collectives:
         peer_memory: PeerMemory | None = None,
         stages: Stages | None = None,
         least_bytes: int = LEAST_BYTES,
+        is_on_node: bool = False,
     ) -> None:
         self.transport = transport
         self.ways = Ways(self, peer_memory, stages, least_bytes)
@@ -97,6 +102,8 @@ class Collectives:
         self._closings: dict[range, fused.Closing] = {}
         self.tag = tag
         self._check = check
+        self._is_on_node = is_on_node and transport.size > 1
+        self.has_shared = False
         self.library = library
 
     # ---- the collectives --------------------------------------------------------------------------
@@ -130,7 +137,7 @@ class Collectives:
             def in_messages() -> Memory | InChunks | None:
                 return self.memory(path, source, segments, flat, target.places, op)
 
-            mine = self.riding(source, flat, algorithm)
+            mine = self.riding(call, source, flat, algorithm)
             if mine is None:
                 if not (call.is_auto and self.ways.are_one_shot(flat.nbytes)):
                     share(call, source.kind, flat, target.flat)
@@ -144,7 +151,7 @@ class Collectives:
             total = target.flat
             if path is None and wide != source.dtype:
                 total = source.kind.empty(flat.size, wide)
-        said = yield from self.open(call, mine or b"", mine is not None, heard)
+        said = yield from self.open(call, mine or b"", heard=heard)
         if mine is not None:
             if all_ride(said, mine):
                 small.combine(source.kind, said, op, order, source.dtype, target.flat)
@@ -203,7 +210,7 @@ class Collectives:
             def in_messages() -> Memory | InChunks | None:
                 return self.memory(path, source, segments, flat, at_home, op)
 
-            mine = self.riding(source, flat, algorithm)
+            mine = self.riding(call, source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat)
                 ready = self.ways.prepare(call, source.kind, flat)
@@ -219,7 +226,7 @@ class Collectives:
                 # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
                 if widens or total.size == 0 or source.kind.overlaps(flat, total):
                     total = source.kind.empty(own.length, wide)
-        said = yield from self.open(call, mine or b"", always=mine is not None)
+        said = yield from self.open(call, mine or b"")
         if mine is not None:
             if all_ride(said, mine):
                 dtype = source.dtype
@@ -280,14 +287,14 @@ class Collectives:
         Args:
             call: what this rank was asked to do.
             payload: a few bytes for every rank.
-            always: exchange even in a ring that does not check.  One that hopes to send no data does so.
+            always: exchange even in a ring that does not check.  A call that may find memory of the others does so.
             heard: what the exchange gave, if it is over.
 
         Returns:
             the ranks' payloads, in rank order; none if there was no exchange.
         """
         call.someone_stages = call.stages
-        if not (self._check or always or call.hopes):
+        if not (self._check or always or call.opens):
             if call.failure is not None:
                 raise harmless(call.take_failure())  # nothing has been sent
             return []
@@ -398,15 +405,16 @@ class Collectives:
             ("root", str(root)),
         )
         arithmetic.check_op(op, source.dtype)
+        note_flushing(call, source)
         known("order", order, ("ring", "rank"))
         known("algorithm", algorithm, names_of(call.name))
         self.need_library(algorithm, source.kind)
-        call.choose(algorithm)
+        self.choose(call, algorithm)
         if algorithm == "mpi":
             return None
         wide = arithmetic.accumulator(op, source.dtype) != source.dtype
         nbytes = source.array.size * source.kind.itemsize(source.dtype)
-        if call.may_share:  # and cannot
+        if call.is_free:  # and finds no memory
             # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
             small = nbytes <= self.tuning.direct_bytes
             algorithm = "direct" if small or wide or order == "rank" else "ring"
@@ -414,14 +422,24 @@ class Collectives:
         pieces = 0 if root is None else self.pieces(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
-    def riding(self, source: Operand, flat: Array, algorithm: Any) -> bytes | None:
+    def choose(self, call: Call, algorithm: str) -> None:
+        """Take note of the algorithm asked for.
+
+        What an unchecked ring does may depend on nothing but what all ranks know without a word: not on the memory
+        that this rank passes.  So on one host, and where the ring has made memory that is shared, every call that
+        is free to find some opens; elsewhere none does, and what could be found is left alone.
+        """
+        call.choose(algorithm, self._check or self._is_on_node or self.has_shared)
+
+    def riding(
+        self, call: Call, source: Operand, flat: Array, algorithm: Any
+    ) -> bytes | None:
         """The flat array as bytes, if it is to ride in the opening exchange."""
-        if algorithm != "auto" or source.kind.is_device:
-            return None
         nbytes = flat.size * source.kind.itemsize(source.dtype)
-        if nbytes > self.small_bytes:
+        if algorithm != "auto" or nbytes > self.small_bytes:
             return None
-        return bytes(flat.tobytes())
+        call.opens = True  # also where this rank's array cannot ride, and others' do
+        return None if source.kind.is_device else bytes(flat.tobytes())
 
     def memory(
         self,
@@ -515,9 +533,15 @@ class Collectives:
             self.carriage.reserve(source.kind, self.tuning.window * busiest)
 
 
+def note_flushing(call: Call, source: Operand) -> None:
+    """Take note of whether this rank's arithmetic is unlike that of most."""
+    if arithmetic.may_underflow(source.dtype) and not source.kind.is_device:
+        call.flushes = arithmetic.flushes()
+
+
 def all_ride(said: list[bytes], mine: bytes) -> bool:
-    """Whether every rank has brought its bytes."""
-    return all(len(item) == len(mine) for item in said)
+    """Whether every rank has brought its bytes; of no bytes nobody can tell."""
+    return mine != b"" and all(len(item) == len(mine) for item in said)
 
 
 def share(call: Call, kind: Kind, *arrays: Array) -> None:

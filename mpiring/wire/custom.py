@@ -16,7 +16,7 @@ from ..plan.verify import verify
 from . import arithmetic
 from .arithmetic import Array
 from .calls import Call
-from .collectives import Collectives
+from .collectives import Collectives, note_flushing
 from .execute import Position
 from .memory import Cut
 from .operands import Operand, Target, flat_input, nowhere, operand, output
@@ -57,6 +57,7 @@ def run(
         reduces = plan.collective != "allgather"
         if reduces:
             arithmetic.check_op(op, source.dtype)
+            note_flushing(call, source)
         wide = reduces and arithmetic.accumulator(op, source.dtype) != source.dtype
         path = _rank_program(plan, rank, wide)
         segments = _segments_of(plan, source)
@@ -94,6 +95,14 @@ def run(
             source.kind.copy(flat, mine)
     yield from member.execute(memory, call, source, position)
     return None if target is None else target.done()
+
+
+def filled_by(plan: Any, out: Any) -> tuple[int | None, bool]:
+    """The only rank whose output a schedule fills, None if it is not one alone; and whether it fills inputs."""
+    if not isinstance(plan, Schedule):
+        return None, False
+    root = plan.root if plan.collective == "reduce" else None
+    return root, plan.collective == "broadcast" and out is None
 
 
 def _run_broadcast(

@@ -48,10 +48,10 @@ def allgather(
         )
         known("algorithm", algorithm, names_of("allgather"))
         member.need_library(algorithm, source.kind)
-        call.choose(algorithm)
+        member.choose(call, algorithm)
         path: RankProgram | None = None
         if algorithm != "mpi":
-            name = "ring" if call.may_share else algorithm
+            name = "ring" if call.is_free else algorithm
             path = program_of("allgather", size, rank, name, "ring", False)
         member.carry(call, source, path)
         given = -1

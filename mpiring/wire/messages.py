@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import harmless
 from .arithmetic import DTYPES, itemsize
 from .device_transport import Carriage
-from .operands import Operand, Target, checked_output, operand
+from .operands import Operand, Passed, Target, checked_output, clash, operand
 from .transport import Program, Transport, together, wait
 
 USER_TAGS = 1 << 14  # tags 0 .. USER_TAGS - 1 are the user's
@@ -57,7 +57,7 @@ def exchange(
         what was sent and received; of a receive into what cannot be filled, a new array.
 
     Raises:
-        ValueError, TypeError: for a wrong argument, before anything is sent.
+        ValueError, TypeError: for a wrong argument, and for arrays that overlap, before anything is sent.
         ValueError: if what arrives is not what a receive has room for, after all are done.
     """
     transport = carriage.inner
@@ -76,6 +76,7 @@ def exchange(
         channels.setdefault(channel, []).append(posts[-1])
         if stages:
             carriage.reserve(source.kind, len(channels))
+    _check_apart(transport, posts)
     results = [message.array for message in messages]
     programs = [
         (_send_all if channel[0].message.is_send else _receive_all)(
@@ -116,6 +117,25 @@ def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{me}: {error}") from None
     return source
+
+
+def _check_apart(transport: Transport, posts: list[_Post]) -> None:
+    """Raise if an array that is filled is part of that of another message: all are under way at one time."""
+    passed = [Passed(p.source, not p.message.is_send, p.place) for p in posts]
+    if (places := clash(passed)) is not None:
+        one, other = (_call(posts[place].message) for place in places)
+        raise harmless(
+            ValueError(
+                f"group: rank {transport.rank}: {one} fills memory that {other} has, too, and both are under way at "
+                "one time; pass arrays that do not overlap"
+            )
+        )
+
+
+def _call(message: Message) -> str:
+    """A call as the user wrote it, but for its array."""
+    verb, end = ("send", "dest") if message.is_send else ("recv", "source")
+    return f"{verb}({end}={message.peer}, tag={message.tag})"
 
 
 def _send_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .arithmetic import Array
@@ -20,6 +20,12 @@ class Operand(NamedTuple):
     @property
     def description(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.array.shape))}]"
+
+    def meets(self, other: Operand) -> bool:
+        """Whether both have elements in common, whatever kinds they are of."""
+        if self.kind.is_device != other.kind.is_device:
+            return False
+        return self.kind.meets(self.array, other.array)
 
 
 class Target:
@@ -70,6 +76,80 @@ class Target:
         if self._own is not None:
             self._own.finished(self._theirs, self._array)
         return self._kind.finished(self._theirs, self._array)
+
+
+def check_apart(
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    first: int,
+    root: Any = None,
+    fills_x: bool = False,
+) -> None:
+    """Raise if what one member of this process fills is part of what another one passed.
+
+    Args:
+        inputs, outputs: of the members, in order.
+        first: the rank of the first.
+        root: the only rank whose output counts; None: all do.
+        fills_x: whether the inputs are filled.
+
+    Raises:
+        ValueError: naming both.
+    """
+    passed, names = [], []
+    for name, arrays in (("x", inputs), ("out", outputs)):
+        for rank, array in enumerate(arrays, first):
+            if array is None or name == "out" and root not in (None, rank):
+                continue
+            try:
+                source = operand(array)
+            except (TypeError, ValueError):  # its own member says that better
+                continue
+            is_filled = name == "out" or fills_x and not source.kind.is_immutable(array)
+            passed.append(Passed(source, is_filled, rank))
+            names.append(f"{name} of rank {rank}")
+    if (places := clash(passed)) is not None:
+        one, other = (names[place] for place in places)
+        raise ValueError(
+            f"{one}, which is filled, shares memory with {other}, a member of the same process; pass each member "
+            "memory of its own"
+        )
+
+
+class Passed(NamedTuple):
+    """An array that was passed together with others.
+
+    Attributes:
+        source: the array.
+        is_filled: whether it is written, and not only read.
+        owner: who passed it; what one owner passes is its own affair.
+    """
+
+    source: Operand
+    is_filled: bool
+    owner: int
+
+
+def clash(passed: Sequence[Passed]) -> tuple[int, int] | None:
+    """The places of two arrays of different owners that have elements in common, of which the first is filled.
+
+    Of several such pairs the first, None if there is none.
+    """
+    spans = [each.source.kind.span(each.source.array) for each in passed]
+    found = []
+    near: list[int] = []  # those that have begun before, and may go on
+    for place in sorted(range(len(passed)), key=lambda place: spans[place]):
+        start, stop = spans[place]
+        near = [other for other in near if spans[other][1] > start]
+        for other in near:
+            both = sorted((place, other), key=lambda p: (not passed[p].is_filled, p))
+            one, two = (passed[p] for p in both)
+            is_between_two = one.is_filled and one.owner != two.owner
+            if is_between_two and one.source.meets(two.source):
+                found.append((both[0], both[1]))
+        if stop > start:
+            near.append(place)
+    return min(found, default=None)
 
 
 def nowhere(cut: Cut) -> Callable[[int], None]:

@@ -14,7 +14,7 @@ Rules:
 
 * the messages are those of the ordinary call: another rank may make that, or any other one;
 * whatever is not usual is the ordinary call's: an array of another kind, memory that is not flat, an ``out`` that
-  overlaps, a failure, ranks that bring different things.
+  overlaps, a failure, ranks that bring different things, a processor that flushes denormal numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from . import fused, peers, small, staged
+from . import arithmetic, fused, peers, small, staged
 from .agree import Heard, Summary
 from .arithmetic import Array
 from .arrays import NUMPY
@@ -58,7 +58,7 @@ class Repeated:
         self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
     ) -> Program[Array] | None:
         """The program of :meth:`Collectives.allreduce`, if the call is of the usual kind; else None."""
-        if not is_plain(x, out):
+        if not is_plain(x, out) or arithmetic.flushes():
             return None
         member, ways = self._member, self._member.ways
         way: type[_Seen]
@@ -114,7 +114,9 @@ class _Seen(ABC):
             self._name = source.dtype
             member.path(call, source, op, order, algorithm)
             self._text = call.text()
-            is_alike = call.may_share and x.dtype.isnative and self._size > 1
+            # What goes by memory needs a call that looks for some.
+            is_free = call.is_free if isinstance(self, _Riding) else call.may_share
+            is_alike = is_free and x.dtype.isnative and self._size > 1
             self.is_usual = is_alike and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 

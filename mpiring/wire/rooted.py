@@ -84,14 +84,14 @@ def reduce(
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
         member.carry(call, source, path, flat if kept is None else kept)
-        mine = member.riding(source, flat, algorithm)
+        mine = member.riding(call, source, flat, algorithm)
         if mine is None:
             share(call, source.kind, flat)
             if target is not None and any(call.places):
                 call.places = call.places[0], place_of(source.kind, target.flat)
             ready = member.ways.prepare(call, source.kind, flat, kept)
         memory = None if call.hopes else in_messages()
-    said = yield from member.open(call, mine or b"", always=mine is not None)
+    said = yield from member.open(call, mine or b"")
     if mine is not None and all_ride(said, mine):
         if target is not None:
             kind, dtype = source.kind, source.dtype
@@ -134,13 +134,13 @@ def broadcast(
         call.fields = (("algorithm", str(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
-        call.choose(algorithm)
+        member.choose(call, algorithm)
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
         if name == "mpi":
             return None
-        if call.may_share:  # and cannot
+        if call.is_free:  # and finds no memory
             is_small = nbytes <= member.tuning.direct_bytes and size <= 8
             name = "direct" if is_small else "pipelined"
         pieces = member.pieces(nbytes)

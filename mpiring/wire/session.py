@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout, harmless
-from . import communicators, device_support, mpi, profiles, small, tuning
+from . import arithmetic, communicators, device_support, mpi, profiles, small, tuning
 from .agree import PAYLOAD_BYTES, Opening
 from .arrays import as_at_call
 from .calls import Call
@@ -28,12 +28,14 @@ from .device_evidence import find_facts
 from .execute import Position
 from .guard import refuse_stranger
 from .messages import Message, exchange
+from .operands import check_apart
 from .operations import Operations, Work, drive_rings, yield_core
 from .peer_memory import PeerMemory
 from .repeated import Repeated
-from .shared import Backing, empty
+from .shared import empty
 from .stages import Stages, lengths_for
 from .transport import Program, together
+from .unnamed import Backing
 
 T = TypeVar("T")
 Body = Callable[[Collectives, Any, Any, Position], Program[Any]]
@@ -107,7 +109,8 @@ class Session:
                 self.device_transport.transport,
                 self.tuning,
                 node,
-                self.wire == tuning.NODE and wants_peers,
+                self.wire == tuning.NODE,
+                wants_peers,
             )
             for place in range(members)
         ]
@@ -151,8 +154,14 @@ class Session:
         out: Any,
         async_op: bool,
         timeout: float | None,
+        root: Any = None,
+        fills_x: bool = False,
     ) -> Any:
-        """Start a collective on each member, with its part of ``x`` and ``out``."""
+        """Start a collective on each member, with its part of ``x`` and ``out``.
+
+        Of members that may not share memory, ``root`` is the only one whose ``out`` counts, and ``fills_x`` says
+        that ``x`` is filled.
+        """
         position = Position()
         call = Call(name)
         seconds = self.timeout
@@ -162,6 +171,9 @@ class Session:
             seconds = self.timeout if timeout is None else _seconds(timeout)
             count = len(self.members)
             inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
+            if count > 1:
+                first = self.members[0].transport.rank
+                check_apart(inputs, outputs, first, root, fills_x)
             programs = [
                 body(member, mine, place, position)
                 for member, mine, place in zip(self.members, inputs, outputs)
@@ -276,6 +288,7 @@ def _meet(
     Returns:
         the wire, its settings, whether peers' memory is wanted, and how device memory travels.
     """
+    call.flushes = arithmetic.flushes()
     asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
     wanted = bytes([is_wanted(os.environ)])
     said = yield from member.open(call, _host() + wanted + asked, always=True)
@@ -319,7 +332,8 @@ def _member(
     device_transport: str = "staged",
     settings: tuning.Tuning = tuning.DEFAULTS[tuning.NODE],
     node: Callable[[], tuple[int, ...]] | None = None,
-    reaches: bool = False,
+    is_on_node: bool = False,
+    wants_peers: bool = False,
 ) -> Collectives:
     transport = mpi.MPITransport(
         lease.comm, message_bytes, members, place, lease.persistent
@@ -328,7 +342,7 @@ def _member(
     room += 1  # what a payload begins with
     opening = Opening(transport, mpi.TAG_OPEN, max(room, PAYLOAD_BYTES))
     library = mpi.library(transport) if members == 1 else None
-    reaches = reaches and transport.size > 1
+    reaches = is_on_node and wants_peers and transport.size > 1
     lengths = lengths_for(transport.size, settings.staged_bytes)
     return Collectives(
         transport,
@@ -341,6 +355,7 @@ def _member(
         node=node,
         peer_memory=PeerMemory() if reaches else None,
         stages=Stages(transport.size, lengths) if reaches else None,
+        is_on_node=is_on_node,
     )
 
 

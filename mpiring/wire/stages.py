@@ -33,8 +33,9 @@ from .arithmetic import Array
 from .arrays import NUMPY
 from .arrays.mapped import region_named
 from .calls import Call
-from .shared import Backing, empty, pack_place, place_of, unpack_place
+from .shared import empty, pack_place, place_of, unpack_place
 from .transport import Program
+from .unnamed import Backing
 
 if TYPE_CHECKING:
     from .collectives import Collectives

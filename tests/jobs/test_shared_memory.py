@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import uuid
+import tempfile
 
 import pytest
 
@@ -13,10 +13,10 @@ from launch import Completed, launch
 pytestmark = pytest.mark.untraced
 
 ENTER = """
-import os, signal, sys
+import os, random, signal, sys
 import numpy as np, mpiring
-from mpiring.wire import shared
-shared._PREFIX = {prefix!r}
+from mpiring.wire import agree, shared, unnamed
+unnamed.DIRECTORY = {directory!r}
 ring = mpiring.Ring(timeout=20)
 """
 
@@ -29,20 +29,31 @@ def ended(code: str) -> Completed:
 
 
 @pytest.fixture
-def prefix():
-    """A name for the files of one job; what is left of them is found, and taken away."""
-    prefix = f"mpiring-test-{uuid.uuid4().hex}-"
-    yield prefix
-    for name in left(prefix):
-        os.unlink(f"/dev/shm/{name}")
+def directory(tmp_path):
+    """A file system in memory for the files of one job, of 16 MiB; where we may not mount one, a place in /dev/shm."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = os.fsencode(tmp_path)
+    if libc.mount(b"tmpfs", path, b"tmpfs", 0, b"size=16m") == 0:
+        yield os.fspath(tmp_path)
+        libc.umount2(path, 2)
+    else:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+            yield place
 
 
-def left(prefix):
-    return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+def left(directory):
+    """What a job has left: names, and bytes if nobody else takes any there."""
+    names = os.listdir(directory)
+    state = os.statvfs(directory)
+    used = (state.f_blocks - state.f_bfree) * state.f_frsize
+    return names, used if os.path.ismount(directory) else 0
+
+
+NOTHING: tuple[list[str], int] = ([], 0)
 
 
 @pytest.mark.smoke
-def test_nothing_is_printed_and_nothing_is_left(prefix):
+def test_nothing_is_printed_and_nothing_is_left(directory):
     code = """
 x = ring.empty((1000, 1000))
 x[...] = 8**ring.rank
@@ -50,9 +61,9 @@ ring.allreduce(x, out=x, algorithm="shared")
 assert (x == 0o111).all()
 y = ring.empty(5)  # not dropped before the end
 """
-    job = launch(3, ["-c", ENTER.format(prefix=prefix) + code]).check()
+    job = launch(3, ["-c", ENTER.format(directory=directory) + code]).check()
     assert job.stderr == "" and job.stdout == "", str(job)
-    assert left(prefix) == []
+    assert left(directory) == NOTHING
 
 
 @pytest.mark.smoke
@@ -64,20 +75,20 @@ y = ring.empty(5)  # not dropped before the end
         "os._exit(3)",
     ],
 )
-def test_a_rank_that_dies_right_after_leaves_no_file(prefix, end):
+def test_a_rank_that_dies_right_after_leaves_no_file(directory, end):
     code = f"""
 x = ring.empty(1 << 20)
 x[...] = 1
-if ring.rank == 0:  # which made the file
+if ring.rank == 0:  # which made the file first
     {end}
 ring.allreduce(x, out=x)
 print("went on")
 """
-    ended(ENTER.format(prefix=prefix) + code)
-    assert left(prefix) == []
+    ended(ENTER.format(directory=directory) + code)
+    assert left(directory) == NOTHING
 
 
-def test_a_rank_that_dies_in_the_middle_is_not_waited_for(prefix):
+def test_a_rank_that_dies_in_the_middle_is_not_waited_for(directory):
     """Killed between the opening and the closing exchange."""
     code = """
 from mpiring.wire import fused
@@ -87,39 +98,68 @@ if ring.rank == 1:
 ring.allreduce(x, out=x)
 print("went on")
 """
-    ended(ENTER.format(prefix=prefix) + code)
-    assert left(prefix) == []
+    ended(ENTER.format(directory=directory) + code)
+    assert left(directory) == NOTHING
 
 
-def test_while_the_file_has_a_name_it_is_empty(prefix):
-    """A rank dies in the only moment in which there is a name: after it was told, before all have opened the file."""
-    code = """
-if ring.rank == 1:
-    shared.Backing.attach = lambda identity: sys.exit("boom-42")
-ring.empty(100 << 20)
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "comm.Abort(3)"]
+)
+def test_b52_a_job_that_ends_while_memory_is_made(directory, end):
+    """Rank 0 has made the file and has heard that all have it, and the others have taken their memory."""
+    code = f"""
+from mpi4py import MPI
+comm, created, exchanges_since = MPI.COMM_WORLD, shared._created, []
+reserve, exchange = os.posix_fallocate, agree.Opening.exchange
+def noted(made):
+    exchanges_since.append(0)
+    return created(made)
+def reserved(*place):
+    reserve(*place)
+    comm.send("reserved", 0)
+def counted(*how):
+    heard = yield from exchange(*how)
+    exchanges_since[:] = [count + 1 for count in exchanges_since]
+    if exchanges_since == [2]:
+        assert [comm.recv() for _ in range(2)] == ["reserved"] * 2
+        {end}
+    return heard
+if ring.rank == 0:
+    shared._created, agree.Opening.exchange = noted, counted
+else:
+    os.posix_fallocate = reserved
+work = ring.allreduce(np.ones(100_000), async_op=True)
+while ring.rank == 0 and not work.test():
+    pass
+work.wait()
 print("went on")
 """
-    job = ended(ENTER.format(prefix=prefix) + code)
-    assert "boom-42" in job.stderr
-    assert all(os.path.getsize(f"/dev/shm/{name}") == 0 for name in left(prefix))
+    ended(ENTER.format(directory=directory) + code)
+    assert left(directory) == NOTHING
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A file system in memory, of 16 MiB."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    path = os.fsencode(tmp_path)
-    if libc.mount(b"tmpfs", path, b"tmpfs", 0, b"size=16m") != 0:
-        pytest.skip(f"cannot mount: {os.strerror(ctypes.get_errno())}")
-    yield tmp_path
-    libc.umount2(path, 2)
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 100), marks=pytest.mark.slow)]
+)
+def test_b52_kills_at_any_moment(directory, seeds):
+    code = """
+moment = random.Random({seed})
+while True:
+    x = ring.empty(100_000)
+    if not moment.randrange(40) and moment.randrange(3) == ring.rank:
+        signal.setitimer(signal.ITIMER_REAL, moment.uniform(1e-6, 1e-3))  # which kills
+"""
+    for seed in seeds:
+        ended(ENTER.format(directory=directory) + code.format(seed=seed))
+        assert left(directory) == NOTHING, seed
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small /dev/shm takes root")
-def test_a_small_dev_shm(small, prefix):
+def test_a_small_dev_shm(directory):
     """Really too small: every rank has a MemoryError, nobody dies of SIGBUS, and what fits still works."""
-    code = f"""
-shared.DIRECTORY = {os.fspath(small)!r}
+    if not os.path.ismount(directory):
+        pytest.skip("cannot mount here, though root")
+    code = """
 try:
     ring.empty(8 << 20)
 except MemoryError as error:
@@ -132,5 +172,5 @@ x[...] = 8**ring.rank
 ring.allreduce(x, out=x, algorithm="shared")
 assert (x == 0o111).all()
 """
-    launch(3, ["-c", ENTER.format(prefix=prefix) + code]).check()
-    assert list(small.iterdir()) == []
+    launch(3, ["-c", ENTER.format(directory=directory) + code]).check()
+    assert left(directory) == NOTHING

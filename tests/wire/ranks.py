@@ -57,6 +57,7 @@ class Ranks:
                 peer_memory=PeerMemory() if peers else None,
                 stages=stages and Stages(size, stages),
                 least_bytes=0,
+                is_on_node=peers or stages is not None,
             )
             for rank, transport in enumerate(self.network.transports)
         ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
+import tempfile
 
 import numpy as np
 import pytest
@@ -16,15 +18,16 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire import fused, shared
+from mpiring.wire import fused, unnamed
 from mpiring.wire.agree import PAYLOAD_BYTES
-from mpiring.wire.arrays import NUMPY
+from mpiring.wire.arrays import NUMPY, mapped
 from mpiring.wire.arrays.mapped import Place, locate
 from mpiring.wire.calls import Call, at_address, facts_of, with_facts
 from mpiring.wire.execute import Position
 from mpiring.wire.gather import allgather
 from mpiring.wire.rooted import broadcast, reduce
-from mpiring.wire.shared import Backing, empty, place_of
+from mpiring.wire.shared import empty, place_of
+from mpiring.wire.unnamed import Backing
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -33,13 +36,20 @@ from wire.reference import same_bits
 
 pytestmark = pytest.mark.untraced
 
-made: list[bytes] = []
+
+@pytest.fixture(scope="module", autouse=True)
+def directory():
+    """A place for the files of this module alone; at the end it has to be empty."""
+    before = unnamed.DIRECTORY
+    unnamed.DIRECTORY = tempfile.mkdtemp(dir=before)
+    yield
+    os.rmdir(unnamed.DIRECTORY)
+    unnamed.DIRECTORY = before
 
 
-def files():
-    """Those of this process: others may make some beside it."""
-    paths = [shared._path(backing) for backing in made]
-    return [path for path in paths if os.path.lexists(path)]
+def descriptors():
+    """The open files of this process."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 class Node(Ranks):
@@ -53,7 +63,6 @@ class Node(Ranks):
 
         super().__init__(size, seed, rendezvous, node=node, **more)
         self.made = []
-        made.clear()
 
     def empty(self, shape, dtype="float32"):
         """A new array on each rank; ``shape`` may be a function of the rank."""
@@ -67,7 +76,6 @@ class Node(Ranks):
         finally:
             for backing in self.made:
                 backing.close()
-                made.append(backing.identity)
             self.made.clear()
 
     def arrays(self, values):
@@ -96,7 +104,6 @@ def test_each_rank_has_a_part_of_its_own(size):
         assert array.flags.writeable and array.flags.c_contiguous
         array[...] = rank
     assert all((array == rank).all() for rank, array in enumerate(arrays))
-    assert files() == []
 
 
 @pytest.mark.parametrize("shape", [(), (0,), 5, (2, 0), [2, 3]])
@@ -133,7 +140,6 @@ def test_wrong_arguments_raise_on_every_rank(shape, dtype, kind, words):
     for error in ranks.empty(shape, dtype):
         assert type(error) is kind and words in str(error)
         assert str(error).startswith("empty: rank 0: ")
-    assert files() == []
     assert ranks.call("allreduce", lambda r: (8**r,)) == [0o111] * 3
 
 
@@ -141,7 +147,6 @@ def test_shapes_that_differ_raise_on_every_rank():
     for error in Node(3).empty(lambda rank: (4, 3 if rank == 2 else 2)):
         assert type(error) is ValueError
         assert "rank 2 passed shape [4, 3], rank 0 passed shape [4, 2]" in str(error)
-    assert files() == []
 
 
 def test_never_wider_than_the_mpi_says():
@@ -151,7 +156,7 @@ def test_never_wider_than_the_mpi_says():
     assert regions[1] == regions[4] is not None and regions[1] != regions[0]
     # Alone, but others share: so it has a region, too, by which it is known as a host.
     assert regions[3] is not None and regions.count(regions[3]) == 1
-    assert arrays[3].shape == (10,) and files() == []
+    assert arrays[3].shape == (10,)
 
 
 def test_where_nobody_shares_arrays_are_ordinary():
@@ -162,16 +167,15 @@ def test_where_nobody_shares_arrays_are_ordinary():
 def test_a_rank_that_cannot_attach_has_an_ordinary_array(monkeypatch):
     attach, asked = Backing.attach, []
 
-    def fails_for_the_first(identity):
-        asked.append(identity)
-        return None if len(asked) == 1 else attach(identity)
+    def fails_for_the_first(where):
+        asked.append(where)
+        return None if len(asked) == 1 else attach(where)
 
     monkeypatch.setattr(Backing, "attach", fails_for_the_first)
     ranks = Node(4)
     arrays = ranks.empty(100, "int64")
     assert sum(where(array) is None for array in arrays) == 1
     assert len({place.region for place in map(where, arrays) if place}) == 1
-    assert files() == []
     for rank, array in enumerate(arrays):
         array[...] = 8**rank
     for result in ranks.call("allreduce", lambda r: (arrays[r], "sum", arrays[r])):
@@ -179,7 +183,7 @@ def test_a_rank_that_cannot_attach_has_an_ordinary_array(monkeypatch):
 
 
 def test_without_a_directory_arrays_are_ordinary(monkeypatch):
-    monkeypatch.setattr(shared, "DIRECTORY", "/nowhere/at/all")
+    monkeypatch.setattr(unnamed, "DIRECTORY", "/nowhere/at/all")
     for array in Node(3).empty((2, 3)):
         assert array.shape == (2, 3) and where(array) is None
 
@@ -194,47 +198,139 @@ def test_too_little_memory_on_one_rank_raises_on_all(monkeypatch, victim):
         reserve(descriptor, offset, length)
 
     ranks = Node(3)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     monkeypatch.setattr(os, "posix_fallocate", full)
     for error in ranks.empty(1000):
         assert type(error) is MemoryError
         text = str(error)
         assert text.startswith(f"empty: rank {victim}: 0.0 MiB of node-shared memory")
-        for words in ("3 ranks", "/dev/shm has", "free", "--shm-size", "numpy.empty"):
+        for words in (
+            "3 ranks",
+            f"{unnamed.DIRECTORY} has",
+            "free",
+            "--shm-size",
+            "numpy.empty",
+        ):
             assert words in text
     del error
     monkeypatch.undo()
     gc.collect()
-    assert files() == [] and len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert all(where(array) is not None for array in ranks.empty(1000))
 
 
-def test_what_is_not_our_file_is_not_attached(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared, "DIRECTORY", str(tmp_path))
-    path = tmp_path / ("mpiring-" + b"12345678".hex())
-    assert Backing.attach(b"12345678") is None
-    path.symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").write_bytes(b"")
-    assert Backing.attach(b"12345678") is None
-    path.unlink()
-    path.write_bytes(b"")
-    backing = Backing.attach(b"12345678")
+def created() -> Backing:
+    backing = Backing.create()
     assert backing is not None
+    return backing
+
+
+def elsewhere(backing, pid=None, descriptor=None, identity=None):
+    """Where a file is, but for what is another's."""
+    given = unnamed._WHERE.unpack(backing.where)
+    changed = (pid, descriptor, identity)
+    return unnamed._WHERE.pack(
+        *(old if new is None else new for old, new in zip(given, changed))
+    )
+
+
+def test_what_is_not_the_file_is_not_attached(tmp_path, monkeypatch):
+    """A pid of another container, or a descriptor that has become another file's."""
+    backing, other = created(), created()
+    again = Backing.attach(backing.where)
+    assert again is not None and again.identity == backing.identity
+    again.close()
+    before = descriptors()
+    ours = tmp_path / "ours"
+    ours.write_bytes(backing.identity)
+    end, _ = ends = os.pipe()  # to open one for writing would wait for ever
+    with ours.open() as file, ours.open("rb") as same:
+        directory = os.open(tmp_path, os.O_RDONLY)
+        for where in (
+            elsewhere(backing, identity=b"12345678"),
+            elsewhere(backing, identity=other.identity),
+            elsewhere(backing, pid=2**22 + 1),
+            elsewhere(backing, descriptor=end),
+            elsewhere(backing, descriptor=directory),
+            elsewhere(backing, descriptor=10_000),
+        ):
+            assert Backing.attach(where) is None
+        there = elsewhere(backing, descriptor=file.fileno())
+        assert Backing.attach(there) is not None  # as far as anybody can tell
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        assert Backing.attach(backing.where) is None
+        assert same.read() == backing.identity
+    for descriptor in (*ends, directory):
+        os.close(descriptor)
+    assert descriptors() == before
+
+
+def test_b52_at_no_moment_has_a_file_a_name(monkeypatch):
+    """Seen when each rank has just opened it, and when it takes memory in it."""
+    seen = []
+    for owner, name in ((Backing, "attach"), (os, "posix_fallocate")):
+        do = getattr(owner, name)
+
+        def watched(*args, do=do):
+            seen.append(os.listdir(unnamed.DIRECTORY))
+            return do(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+    Node(3).empty(1000)
+    assert seen == 5 * [[]]
+
+
+def test_b52_memory_goes_with_the_last_that_has_it():
+    """Free space is what it was: of the file system when nobody else uses it, here of the descriptor."""
+    backing = created()
+    backing.reserve(0, 4096, 1)
+    status = os.stat(f"/proc/self/fd/{backing.descriptor}")
+    assert status.st_nlink == 0 and status.st_size == 4096
     backing.close()
-    assert path.exists()  # its name is its maker's to take away
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert Backing.attach(b"12345678") is None
+    backing.close()
+    before = descriptors()
+    del backing
+    assert descriptors() == before
 
 
-def test_a_file_has_no_name_after_its_maker(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared, "DIRECTORY", str(tmp_path))
-    for end in (Backing.unlink, Backing.close, lambda backing: None):
-        backing = Backing.create()
-        assert len(list(tmp_path.iterdir())) == 1
-        end(backing)
-        end(backing)
-        del backing
-        assert list(tmp_path.iterdir()) == []
+# ---- what there is no memory for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, number, limit, words",
+    [
+        ("posix_fallocate", errno.ENOSPC, None, "/dev/shm"),
+        ("posix_fallocate", errno.EFBIG, None, "/dev/shm"),
+        ("posix_fallocate", errno.EFBIG, "RLIMIT_FSIZE", "no file longer than 5.0 MiB (ulimit -f)"),
+        ("posix_fallocate", errno.ENOMEM, None, "memory cgroup"),
+        ("mmap", errno.ENOMEM, "RLIMIT_AS", "limited to 5.0 MiB (ulimit -v)"),
+        ("mmap", errno.ENOMEM, None, "vm.max_map_count"),
+        ("pwrite", errno.EFBIG, "RLIMIT_FSIZE", "no file longer than 5.0 MiB (ulimit -f)"),
+        ("pwrite", errno.ENOSPC, None, "/dev/shm"),
+    ],
+)  # fmt: skip
+def test_b54_it_says_what_there_is_too_little_of(
+    monkeypatch, call, number, limit, words
+):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    def limit_of(which):
+        is_it = limit is not None and which == getattr(resource, limit)
+        return (5 << 20 if is_it else resource.RLIM_INFINITY,) * 2
+
+    ranks = Node(2)
+    owner, name = (mapped, "_map") if call == "mmap" else (os, call)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, refused)
+        patch.setattr(resource, "getrlimit", limit_of)
+        errors = ranks.empty(1000)
+    for error in errors:
+        assert type(error) is MemoryError and words in str(error), error
+        assert ("/dev/shm" in str(error)) == (words == "/dev/shm"), error
+        assert "node-shared memory" in str(error) and "numpy.empty" in str(error)
+    assert all(where(array) is not None for array in ranks.empty(1000))
 
 
 # ---- what travels ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import arithmetic, fused, repeated, shared, staged, stages, ways
+from mpiring.wire import arithmetic, fused, repeated, staged, stages, unnamed, ways
 from mpiring.wire.execute import Position
 from mpiring.wire.repeated import Repeated
 from mpiring.wire.stages import Lengths
@@ -243,9 +243,9 @@ def test_if_one_array_is_on_a_device_all_send_messages(monkeypatch):
 @pytest.mark.parametrize("how", ["no memory", "no directory"])
 def test_without_stages_messages_do_it(monkeypatch, how):
     if how == "no directory":
-        monkeypatch.setattr(shared, "DIRECTORY", "/nowhere/at/all")
+        monkeypatch.setattr(unnamed, "DIRECTORY", "/nowhere/at/all")
     else:
-        monkeypatch.setattr(shared.Backing, "take", refused)
+        monkeypatch.setattr(unnamed.Backing, "reserve", refused)
     ranks = make(3)
     for _ in range(2):
         results = ranks.call("allreduce", lambda r: (np.full(1000, 8.0**r),))
@@ -253,7 +253,7 @@ def test_without_stages_messages_do_it(monkeypatch, how):
         assert all(c.ways.stages.why_not for c in ranks.collectives)
 
 
-def refused(backing, part, nbytes, parts):
+def refused(_, part, nbytes, parts):
     raise MemoryError("full")
 
 

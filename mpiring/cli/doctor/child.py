@@ -12,12 +12,10 @@ import os
 import pickle
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiring.device import find_gpus
@@ -32,6 +30,7 @@ from mpiring.wire.cross_memory import (
 from mpiring.wire.device_evidence import find_facts
 from mpiring.wire.device_support import Found, decode, encode
 from mpiring.wire.loaded import find_library
+from mpiring.wire.unnamed import Backing
 
 from . import machine
 
@@ -178,26 +177,19 @@ def look_around(node: MPI.Comm, world_rank: int) -> NodeFacts:
 
 @contextmanager
 def shared_file(node: MPI.Comm) -> Iterator[bool]:
-    """Let the first rank make a file in shared memory; yields whether this rank sees it."""
-    token = os.urandom(16)
-    path = ""
+    """Let the first rank make a file in shared memory, as a ring does; yields whether this rank can open it."""
+    backing = None
     if node.rank == 0:
-        try:
-            descriptor, path = tempfile.mkstemp(
-                prefix="mpiring-doctor-", dir=machine.SHM
-            )
-            with open(descriptor, "wb") as file:
-                file.write(token)
-        except OSError:
-            pass  # reported by find_shared_memory
+        with suppress(MemoryError):  # reported by find_shared_memory
+            backing = Backing.create()
+    where = node.bcast(b"" if backing is None else backing.where)
+    if node.rank > 0 and where:
+        backing = Backing.attach(where)
     try:
-        theirs, token = node.bcast((path, token))
-        yield bool(theirs) and Path(theirs).exists() and Path(
-            theirs
-        ).read_bytes() == token
+        yield backing is not None
     finally:
-        if path:
-            os.unlink(path)
+        if backing is not None:
+            backing.close()
 
 
 def reach_peers(node: MPI.Comm) -> str:

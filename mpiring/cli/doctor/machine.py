@@ -140,7 +140,7 @@ def judge_shared_memory(
     Args:
         memories: of each host, by name.
         groups: the ranks of each group that ``MPI_COMM_TYPE_SHARED`` makes.
-        unseen: ranks that do not see a file which another rank of their group made in
+        unseen: ranks that cannot open a file which another rank of their group made in
         ``/dev/shm``.
     """
     name = "shared memory"
@@ -167,16 +167,16 @@ def judge_shared_memory(
     if groups:
         how += "; MPI_Comm_split_type(SHARED)"
         if max(map(len, groups)) > 1:
-            how += "; a file made by one rank and read by the others"
+            how += "; a file made by one rank and opened by the others"
         together = " | ".join(as_ranges(group) for group in groups)
         found += f"; ranks that share a node: {together}"
     if unseen:
         advice = (
-            "these ranks run in containers of their own, each with a private /dev/shm: start the"
-            " containers with --ipc=host, or one container for all ranks of a host"
+            "these ranks run in containers of their own, each with its own processes: start the containers"
+            " with --ipc=host --pid=host, or one container for all ranks of a host"
         )
         found += (
-            f"; files made there by the others are not seen by {name_ranks(unseen)}"
+            f"; files made there by the others cannot be opened by {name_ranks(unseen)}"
         )
         return Finding(name, NOTE, found, how, advice)
     if len(groups) > len(known):

@@ -19,6 +19,9 @@ _KERNEL_BYTES = 32 << 10
 _names: dict[Any, str] = {}  # by dtype: NumPy works a dtype's name out anew each time
 
 
+_MOST_WORK = 1000  # candidates that NumPy tries to find a common element of two arrays
+
+
 class Kind:
     """NumPy's arrays, and the face that every kind has.
 
@@ -115,6 +118,26 @@ class Kind:
     def overlaps(self, a: Array, b: Array) -> bool:
         """Whether two arrays may share memory; never a wrong no."""
         return bool(np.may_share_memory(a, b))
+
+    def span(self, x: Array) -> tuple[int, int]:
+        """The addresses from the first of its bytes to behind the last one."""
+        start = stop = self.pointer(x)
+        if x.size == 0:
+            return start, start
+        for length, stride in zip(x.shape, x.strides):
+            reach = (length - 1) * stride
+            start, stop = start + min(reach, 0), stop + max(reach, 0)
+        return start, stop + x.itemsize
+
+    def meets(self, a: Array, b: Array) -> bool:
+        """Whether two arrays have elements in common; also where that is hard to tell."""
+        if not self.overlaps(a, b):
+            return False
+        try:
+            work: Any = _MOST_WORK  # its types know two numbers only
+            return bool(np.shares_memory(a, b, max_work=work))
+        except RuntimeError:  # NumPy gives up
+            return True
 
     def is_writeable(self, x: Array) -> bool:
         """Whether ``x`` may be written, and each of its elements has a place of its own."""

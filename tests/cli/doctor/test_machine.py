@@ -120,8 +120,8 @@ def test_little_shared_memory(memory, status, advice):
 
 def test_containers_of_their_own_are_noted():
     finding = machine.judge_shared_memory({"a": ROOMY}, [(0, 1, 2)], unseen=[1])
-    assert finding.status == "note" and "--ipc=host" in finding.advice
-    assert "not seen by rank 1" in finding.found
+    assert finding.status == "note" and "--pid=host" in finding.advice
+    assert "cannot be opened by rank 1" in finding.found
     finding = machine.judge_shared_memory({"a": ROOMY}, [(0,), (1,)])
     assert finding.status == "note" and "more nodes than" in finding.advice
 

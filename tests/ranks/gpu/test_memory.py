@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpiring import Ring
 from mpiring.wire.arrays import CupyKind, kind_of
 
 from devices import cases
@@ -92,3 +93,24 @@ def test_the_result_alone(cupy, ring, allocator):
     with cupy.cuda.using_allocator(allocator):
         total = ring.allreduce(x)
     cases.check(cupy, total, np.full(100_000, float(int("1" * ring.size, base=8))))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_b50_one_rank_has_its_array_in_host_memory(comm, cupy, check):
+    """Those in host memory would ride in the opening exchange, or go by the peers' memory; the other one cannot."""
+    total = int("1" * comm.size, base=8)
+    found = []
+    with Ring(comm, check=check, timeout=20) as ring:
+        for count in (0, 1, 10, 1000, 5000):
+            for odd in (0, comm.size - 1):
+                module = np if comm.rank == odd else cupy
+                x = module.full(count, 8.0**comm.rank)
+                found.append((ring.allreduce(x), count, total))
+                found.append((ring.reduce(x, root=odd), count, total))
+                part = ring.reduce_scatter(x)
+                found.append((ring.allgather(part), count, total))
+                found.append((ring.broadcast(x, root=odd), count, 8**odd))
+    for result, count, value in found:
+        if result is not None:
+            result = result if isinstance(result, np.ndarray) else result.get()
+            assert result.tolist() == [value] * count
