@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -148,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``mpiring``; by default those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of files, and variables, need not be text; what is said about them has to come out.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             with one_voice(words[0] if words else ""):

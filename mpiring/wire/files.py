@@ -19,10 +19,14 @@ def read_small(path: Path, most_bytes: int) -> str:
     """
     # Not blocking, so that a pipe of that name holds nobody.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not an ordinary file")
-        data = file.read(most_bytes + 1)
+    try:
+        # Of a directory no file is made, and nobody else would close it then.
+        with open(descriptor, "rb", closefd=False) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError("not an ordinary file")
+            data = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > most_bytes:
         raise ValueError(f"longer than {most_bytes} bytes")
     return data.decode("utf-8")

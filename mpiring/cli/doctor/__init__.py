@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
-from mpiring.wire.cross_memory import is_wanted
 from mpiring.wire.loaded import Library
 
 from . import device_probe, devices, launch, library, machine, packages, profile
@@ -190,7 +189,7 @@ def diagnose(
     linux = sys.platform == "linux"
     findings.append(
         machine.judge_peer_memory(
-            machine.find_ptrace_scope(), tries, linux, is_wanted(environment)
+            machine.find_ptrace_scope(), tries, linux, environment
         )
     )
     if hasattr(os, "geteuid"):

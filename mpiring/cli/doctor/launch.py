@@ -9,6 +9,7 @@ trains alone.  ``judge_start`` finds that: the launcher's N against the size of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,9 +142,10 @@ def find_ancestors(proc: Path = Path("/proc")) -> list[tuple[str, str]]:
     pid = "self"
     try:
         while pid != "0":
-            # Fields after the name, which may itself hold spaces and parentheses: state, parent,
-            # ...
-            before, _, after = (proc / pid / "stat").read_text().rpartition(")")
+            # Fields after the name, which may itself hold spaces and parentheses, and is cut at 15
+            # bytes, so that it need not be text: state, parent, ...
+            text = os.fsdecode((proc / pid / "stat").read_bytes())
+            before, _, after = text.rpartition(")")
             name = before.partition("(")[2]
             try:
                 path = str((proc / pid / "exe").readlink())

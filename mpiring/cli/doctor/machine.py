@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpiring.wire.cross_memory import VARIABLE, is_wanted
+
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 
 MIB = 1 << 20
@@ -219,7 +221,7 @@ def judge_peer_memory(
     scope: int | None,
     tries: Mapping[int, str],
     linux: bool = True,
-    is_wanted: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> Finding:
     """Whether a rank may read and write the memory of another rank of its host (cross-memory attach).
 
@@ -229,9 +231,14 @@ def judge_peer_memory(
         scope: Yama's ``ptrace_scope``, None without Yama.
         tries: for each rank that tried, ``""`` or the error; empty if there was no other rank.
         linux: whether this is Linux at all.
-        is_wanted: whether the environment lets rings use it.
+        environment: of rank 0, which lets rings use it or does not.
     """
     name = "peers' memory"
+    try:
+        wanted = is_wanted(environment or {})
+    except ValueError as wrong:
+        advice = f"unset {VARIABLE}, or set it to 0 or 1"
+        return Finding(name, PROBLEM, f"no ring can be made: {wrong}", VARIABLE, advice)
     if not linux:
         found = "not looked at: process_vm_readv is Linux's"
         return Finding(name, OK, found, f"this is {sys.platform}")
@@ -249,8 +256,8 @@ def judge_peer_memory(
         found = (
             f"the others' memory cannot be reached by {name_ranks(refused)}: {error}"
         )
-    if not is_wanted:
-        found = f"{found}; rings do not use it, nor stages: MPIRING_PEER_MEMORY=0"
+    if not wanted:
+        found = f"{found}; rings do not use it, nor stages: {VARIABLE} is off"
     if not refused and (tries or known == 0):
         return Finding(name, OK, found, how)
     advice = (

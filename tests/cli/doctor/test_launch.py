@@ -102,6 +102,9 @@ def test_ancestors_are_read_from_proc(tmp_path):
     expected = [("a (b) c", "/opt/a b"), ("mpirun", "/opt/bin/mpirun"), ("init", "")]
     assert launch.find_ancestors(tmp_path) == expected
     assert launch.find_ancestors(tmp_path / "not there") == []
+    # The kernel cuts a name at 15 bytes, perhaps in the middle of a letter.
+    (tmp_path / "7" / "stat").write_bytes(b"7 (\xc3) S 1 7 0")
+    assert launch.find_ancestors(tmp_path)[1] == ("\udcc3", "/opt/bin/mpirun")
 
 
 def test_judge_launcher():
