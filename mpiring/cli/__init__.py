@@ -82,8 +82,10 @@ def make_parser() -> Parser:
 def one_voice(command: str) -> Iterator[None]:
     """Around what may end with words on the command line: in a job only rank 0 is heard, and all leave together."""
     from mpiring.cli.doctor.launch import find_launcher
+    from mpiring.wire.launchers import find_ancestors
 
-    launcher = find_launcher(os.environ) if command in JOBS else None
+    is_job = command in JOBS
+    launcher = find_launcher(os.environ, find_ancestors()) if is_job else None
     if launcher is None or (launcher.size or 1) == 1:
         yield
         return

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
+from mpiring.wire.launchers import find_ancestors
 from mpiring.wire.loaded import Library
 
 from . import device_probe, devices, launch, library, machine, packages, profile
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--timeout {args.timeout:g}: expected a number of seconds above 0"
         )
-    launcher = launch.find_launcher(os.environ, launch.find_ancestors())
+    launcher = launch.find_launcher(os.environ, find_ancestors())
     versions = {name: packages.find_version(name) for name in ("numpy", "mpi4py")}
     check_probe_options(args, launcher)
     probe = start_probe(args.timeout) if versions["mpi4py"] else Probe()
