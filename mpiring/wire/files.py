@@ -53,3 +53,17 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def try_to_write(path: Path) -> None:
+    """Find out whether a file can be written; what is there stays as it is, and nothing is made.
+
+    Raises:
+        OSError: if it cannot.
+    """
+    if path.exists():
+        with path.open("ab"):
+            pass
+    else:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
