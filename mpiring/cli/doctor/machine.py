@@ -1,4 +1,4 @@
-"""The machine under the ranks: cores, node-shared memory, a peer's memory, running as root.
+"""The machine under the ranks: cores, node-shared memory, a peer's memory.
 
 Rules: a ``find_...`` looks, and only looks; a ``judge_...`` takes what was found, so that a test
 can hand it any machine.  What needs Linux says so elsewhere instead of failing.
@@ -87,8 +87,7 @@ def judge_cores(
     )
     if family == "Open MPI":
         advice += (
-            "; OMPI_MCA_mpi_yield_when_idle=1 makes a waiting rank give up its core; mpirun wants"
-            " --map-by :oversubscribe (or PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)"
+            "; OMPI_MCA_mpi_yield_when_idle=1 makes a waiting rank give up its core"
         )
     advice += (
         ".  If the host has more cores than that, the ranks are bound to few of them: see mpirun's"
@@ -266,28 +265,3 @@ def judge_peer_memory(
         " namespace for all ranks"
     )
     return Finding(name, NOTE, found, how, advice)
-
-
-def judge_root(uid: int, environment: Mapping[str, str], family: str) -> Finding:
-    """Whether root may start jobs: Open MPI's mpirun refuses unless told twice."""
-    name, how = "user", f"geteuid is {uid}"
-    if uid != 0:
-        return Finding(name, OK, "not root", how)
-    allowed = [v for v in environment if v in ROOT_VARIABLES]
-    if family != "Open MPI" or any(set(pair) <= set(allowed) for pair in ROOT_PAIRS):
-        how += f"; {', '.join(sorted(allowed))} set" if allowed else ""
-        return Finding(name, OK, "root; this MPI's mpirun accepts that", how)
-    advice = (
-        "in a container: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-        " (or mpirun --allow-run-as-root); elsewhere: use another account"
-    )
-    return Finding(
-        name, NOTE, "root, and Open MPI's mpirun refuses to run as root", how, advice
-    )
-
-
-ROOT_PAIRS = tuple(
-    (f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM")
-    for prefix in ("OMPI", "PRTE")
-)
-ROOT_VARIABLES = frozenset(variable for pair in ROOT_PAIRS for variable in pair)

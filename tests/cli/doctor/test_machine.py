@@ -203,36 +203,3 @@ def test_b54_peers_memory_of_which_nobody_knows_whether_it_is_wanted(value):
 def test_peers_memory_elsewhere():
     finding = machine.judge_peer_memory(None, {}, linux=False)
     assert finding.status == "ok" and "Linux" in finding.found
-
-
-@pytest.mark.parametrize(
-    "uid, variables, family, status",
-    [
-        (1000, [], "Open MPI", "ok"),
-        (0, [], "MPICH", "ok"),
-        (0, [], "Open MPI", "note"),
-        (0, ["OMPI_ALLOW_RUN_AS_ROOT"], "Open MPI", "note"),
-        (
-            0,
-            ["OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"],
-            "Open MPI",
-            "note",
-        ),
-        (
-            0,
-            ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"],
-            "Open MPI",
-            "ok",
-        ),
-        (
-            0,
-            ["PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"],
-            "Open MPI",
-            "ok",
-        ),
-    ],
-)
-def test_root(uid, variables, family, status):
-    finding = machine.judge_root(uid, dict.fromkeys(variables, "1"), family)
-    assert finding.status == status
-    assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in finding.advice) == (status == "note")
