@@ -140,7 +140,7 @@ def main() -> int:
     """One rank's part; the exit status is 0 if both trainings gave the same model."""
     comm = MPI.COMM_WORLD
     args = job.arguments(comm, command_line())
-    job.need_packages(comm, PACKAGES, "jax,examples")
+    job.need_packages(comm, PACKAGES)
     os.environ["JAX_ENABLE_X64"] = "1"  # JAX reads it when it is imported
     data = comm.bcast(digits.load_digits(args.seed) if comm.rank == 0 else None)
     with mpiring.Ring(comm) as ring:

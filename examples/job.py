@@ -28,16 +28,14 @@ def arguments(
     return said
 
 
-def need_packages(
-    comm: MPI.Intracomm, packages: dict[str, str], extras: str = "examples"
-) -> None:
-    """End with a sentence where a package (module: its name on PyPI) is missing; ``extras`` have them all."""
+def need_packages(comm: MPI.Intracomm, packages: dict[str, str]) -> None:
+    """End with a sentence where a package (module: its name on PyPI) is missing."""
     missing = [packages[m] for m in packages if importlib.util.find_spec(m) is None]
     missing = comm.bcast(missing)
     if missing:
         if comm.rank == 0:
             print(
-                f"this example needs {', '.join(missing)}: pip install 'mpiring[{extras}]'",
+                f"this example needs {', '.join(missing)}: pip install {' '.join(missing)}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -129,7 +129,7 @@ def main() -> int:
     """One rank's part; the exit status is 0 if both trainings gave the same model."""
     comm = MPI.COMM_WORLD
     args = job.arguments(comm, command_line())
-    job.need_packages(comm, PACKAGES, "torch,examples")
+    job.need_packages(comm, PACKAGES)
     import torch
 
     torch.set_num_threads(1)  # the ranks are the parallelism

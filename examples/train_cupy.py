@@ -60,7 +60,7 @@ def find_cupy() -> tuple[Any, str]:
     try:
         import cupy
     except ImportError:
-        return None, "CuPy is not installed here (pip install 'mpiring[cuda12x]')"
+        return None, "CuPy is not installed here (pip install 'cupy-cuda12x[ctk]')"
     try:
         if cupy.cuda.runtime.getDeviceCount() > 0:
             return cupy, ""

@@ -36,6 +36,7 @@ CHOSEN = (
 from mpi4py import MPI  # noqa: E402
 
 from mpiring.cli.quantities import argument, as_bytes, bytes_text  # noqa: E402
+from mpiring.wire.packages import CUPY, install  # noqa: E402
 
 import cards  # noqa: E402
 import device_cases  # noqa: E402
@@ -118,7 +119,10 @@ def import_cupy() -> tuple[Any, str]:
     try:
         import cupy
     except ImportError:
-        return None, "CuPy is not installed: pip install 'mpiring[cuda12x]', or 13x"
+        return (
+            None,
+            f"CuPy is not installed: {' or '.join(map(install, CUPY.values()))}",
+        )
     if not cupy.cuda.is_available():
         return None, cards.ask().problem or "CuPy finds no GPU"
     return cupy, ""

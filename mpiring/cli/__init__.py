@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,8 +82,10 @@ def make_parser() -> Parser:
 def one_voice(command: str) -> Iterator[None]:
     """Around what may end with words on the command line: in a job only rank 0 is heard, and all leave together."""
     from mpiring.cli.doctor.launch import find_launcher
+    from mpiring.wire.launchers import find_ancestors
 
-    launcher = find_launcher(os.environ) if command in JOBS else None
+    is_job = command in JOBS
+    launcher = find_launcher(os.environ, find_ancestors()) if is_job else None
     if launcher is None or (launcher.size or 1) == 1:
         yield
         return
@@ -148,6 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``mpiring``; by default those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # Names of files, and variables, need not be text; what is said about them has to come out.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             with one_voice(words[0] if words else ""):

@@ -134,6 +134,20 @@ def let_peers_reach() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, zero, zero, zero)
 
 
+_NO = ("0", "no", "off", "false")
+_YES = ("", "1", "yes", "on", "true")
+
+
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the user lets the ranks use it: ``MPIRING_PEER_MEMORY=0`` says no."""
-    return environment.get(VARIABLE, "1") != "0"
+    """Whether the user lets the ranks use it: ``MPIRING_PEER_MEMORY=0`` says no.
+
+    Raises:
+        ValueError: the variable says neither yes nor no.
+    """
+    value = environment.get(VARIABLE, "")
+    word = value.lower()
+    if word not in _NO + _YES:
+        raise ValueError(
+            f"{VARIABLE}={value[:40]!r} says neither yes nor no; known: {', '.join(_NO)}, {', '.join(_YES[1:])}"
+        )
+    return word in _YES

@@ -19,10 +19,14 @@ def read_small(path: Path, most_bytes: int) -> str:
     """
     # Not blocking, so that a pipe of that name holds nobody.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not an ordinary file")
-        data = file.read(most_bytes + 1)
+    try:
+        # Of a directory no file is made, and nobody else would close it then.
+        with open(descriptor, "rb", closefd=False) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError("not an ordinary file")
+            data = file.read(most_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > most_bytes:
         raise ValueError(f"longer than {most_bytes} bytes")
     return data.decode("utf-8")
@@ -49,3 +53,17 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def try_to_write(path: Path) -> None:
+    """Find out whether a file can be written; what is there stays as it is, and nothing is made.
+
+    Raises:
+        OSError: if it cannot.
+    """
+    if path.exists():
+        with path.open("ab"):
+            pass
+    else:
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 from .kernel_code import Form, write
+from .packages import install
 
 __all__ = ["MOST", "Form", "Kernel", "find", "missing"]
 
@@ -90,7 +91,7 @@ class _Compiler:
             else:
                 self._compiled(Form("sum", ("float32", "float32"), "float32"))
         except ImportError:
-            self.missing = "llvmlite is not installed: pip install 'mpiring[fast]'"
+            self.missing = f"llvmlite is not installed: {install('llvmlite')}"
         except Exception as error:  # another llvmlite, or a processor it does not know
             self.missing = f"llvmlite cannot compile here: {error!r}"
         if self.missing:

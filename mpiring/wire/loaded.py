@@ -18,6 +18,7 @@ Theory
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def find_library() -> Library:
 def mapped_here() -> list[str]:
     """The files mapped into this process; empty where there is no ``/proc``."""
     maps = Path("/proc/self/maps")
-    return mapped_files(maps.read_text()) if maps.exists() else []
+    # As names of files are, which need not be text.
+    return mapped_files(os.fsdecode(maps.read_bytes())) if maps.exists() else []
 
 
 def mapped_files(maps: str) -> list[str]:

@@ -11,9 +11,12 @@ Tags 0 to 16383 are the user's, for ``send`` and ``recv``; ours lie above.  MPI 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from traceback import format_exception
 from types import TracebackType
 from typing import Any
 
@@ -210,6 +213,7 @@ def _finished(request: MPI.Request) -> Program[None]:
 
 
 _previous_hook: Any = None
+_hooked_process = 0
 # When a rank aborts, MPICH's launcher drops what it has not read yet of its output.
 _LAST_WORDS_SECONDS = 0.2
 
@@ -217,20 +221,55 @@ _LAST_WORDS_SECONDS = 0.2
 def install_excepthook() -> None:
     """Abort the job when an exception ends this rank: the others would wait for it for ever.
 
-    Chained: the hook that was there runs first, so the traceback is printed as ever.
+    Chained: the hook that was there runs first, so the traceback is printed as ever.  Whatever that hook does, and
+    whatever the program has made of ``sys.stdout`` and ``sys.stderr``, the job ends: a failure on the way there would
+    leave the others waiting all the same.
+
+    Of the main thread only: Python ends a thread by an exception, and goes on, so a ring does the same.
     """
-    global _previous_hook
+    global _previous_hook, _hooked_process
     if _previous_hook is None:
-        _previous_hook = sys.excepthook
+        _previous_hook, _hooked_process = sys.excepthook, os.getpid()
         sys.excepthook = _abort_after_report
 
 
 def _abort_after_report(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    _previous_hook(kind, error, traceback)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        if _previous_hook is sys.__excepthook__:
+            _print(error, traceback)
+        else:
+            _previous_hook(kind, error, traceback)
+    except BaseException as wrong:  # SystemExit too
+        if not isinstance(wrong, SystemExit):
+            _print(wrong, wrong.__traceback__)
+        _print(error, traceback)
+    finally:
+        with suppress(BaseException):  # None, closed, a full disk, no file at all
+            sys.stdout.flush()
+        with suppress(BaseException):
+            sys.stderr.flush()
+        # A forked child has the hook, but is no rank.
+        if os.getpid() == _hooked_process:
+            _abort()
+
+
+def _print(error: BaseException, traceback: TracebackType | None) -> None:
+    """What Python prints of an exception, on ``sys.stderr`` if that takes it, else where the process began to write."""
+    text = "".join(format_exception(type(error), error, traceback))
+    try:
+        sys.stderr.write(text)
+        if hasattr(sys.stderr, "flush"):
+            sys.stderr.flush()
+    except BaseException:
+        with suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+
+
+def _abort() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        time.sleep(_LAST_WORDS_SECONDS)
-        MPI.COMM_WORLD.Abort(1)
+        try:
+            time.sleep(_LAST_WORDS_SECONDS)
+        finally:  # whoever interrupts that
+            MPI.COMM_WORLD.Abort(1)

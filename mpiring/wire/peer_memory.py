@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .collectives import Collectives
 
 _MEETING = struct.Struct(f"<iQ{TOKEN_BYTES}s")  # what a rank says of itself
+_FAULT_BYTES = 100  # of words that travel
 
 
 class PeerMemory:
@@ -108,8 +109,8 @@ class PeerMemory:
                 cross_memory.let_peers_reach()
                 yield from member.open(call, always=True)
             fault = cross_memory.try_all(self._reach, rank, peers).encode()
-            faults = yield from member.open(call, fault, always=True)
-            why_not = next((f.decode() for f in faults if f), "")
+            faults = yield from member.open(call, fault[:_FAULT_BYTES], always=True)
+            why_not = next((f.decode(errors="replace") for f in faults if f), "")
             if not why_not:
                 break
         return [pid for pid, _, _ in peers], why_not

@@ -289,27 +289,28 @@ def _meet(
         the wire, its settings, whether peers' memory is wanted, and how device memory travels.
     """
     call.flushes = arithmetic.flushes()
-    asked = os.environ.get(device_support.VARIABLE, "").encode()[:64]
-    wanted = bytes([is_wanted(os.environ)])
-    said = yield from member.open(call, _host() + wanted + asked, always=True)
+    # Bytes that are no text are rank 0's affair, and must not keep another rank from coming.
+    asked = os.fsencode(os.environ.get(device_support.VARIABLE, ""))[:64]
+    said = yield from member.open(call, _host() + asked, always=True)
     hosts = len({item[:_HOST_BYTES] for item in said})
     wire = tuning.NODE if hosts == 1 else tuning.NETWORK
-    wants_peers = bool(said[0][_HOST_BYTES])
-    variable = said[0][_HOST_BYTES + 1 :].decode(errors="replace")
+    variable = said[0][_HOST_BYTES:].decode(errors="backslashreplace")
     again = Call("Ring")
-    settings, found = bytes(tuning.PACKED_BYTES), b""
+    settings, wanted, found = bytes(tuning.PACKED_BYTES), True, b""
     with again.local():
         if member.transport.rank == 0:
+            wanted = is_wanted(os.environ)
             library, ranks = find_facts().library.name, member.transport.size * members
             settings = profiles.find(os.environ, library, wire, ranks).tuning.packed()
         found = device_support.encode(device_support.gather(device_transport, variable))
-    everyone = yield from member.open(again, settings + found, always=True)
-    settings = everyone[0][: tuning.PACKED_BYTES]
-    told = [device_support.decode(item[tuning.PACKED_BYTES :]) for item in everyone]
+    mine = settings + bytes([wanted]) + found
+    everyone = yield from member.open(again, mine, always=True)
+    at = tuning.PACKED_BYTES
+    told = [device_support.decode(item[at + 1 :]) for item in everyone]
     return (
         wire,
-        tuning.unpacked(settings),
-        wants_peers,
+        tuning.unpacked(everyone[0][:at]),
+        bool(everyone[0][at]),
         device_support.agree(told),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
-from mpiring.cli import BAD_NEWS, COMMANDS, main
+from mpiring.cli import BAD_NEWS, COMMANDS, doctor, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,14 @@ def test_version_is_one_line(capsys):
     assert main(["--version"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("mpiring ") and out.count("\n") == 1 and err == ""
+
+
+def test_b54_what_is_no_text_comes_out_escaped(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), "utf-8"))
+    monkeypatch.setattr(doctor, "run", lambda args: print("a name: \udcff") or 0)
+    assert main(["doctor"]) == 0
+    sys.stdout.seek(0)
+    assert sys.stdout.read() == "a name: \\udcff\n"
 
 
 @pytest.mark.parametrize(

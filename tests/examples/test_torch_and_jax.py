@@ -13,11 +13,8 @@ from launch import launch
 pytestmark = pytest.mark.untraced
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# Program -> the library it needs, and the extras that bring it.
-NEEDS = {
-    "torch_tensors": ("torch", "torch,examples"),
-    "jax_arrays": ("jax", "jax,examples"),
-}
+# Program -> the library it needs.
+NEEDS = {"torch_tensors": "torch", "jax_arrays": "jax"}
 
 
 def table(stdout: str) -> dict[str, tuple[str, str]]:
@@ -29,7 +26,7 @@ def table(stdout: str) -> dict[str, tuple[str, str]]:
 @pytest.fixture(params=NEEDS)
 def program(request):
     """An example whose library is installed."""
-    library, _ = NEEDS[request.param]
+    library = NEEDS[request.param]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     return EXAMPLES / f"{request.param}.py"
@@ -69,7 +66,7 @@ def test_a_wrong_weight_is_told(program, tmp_path):
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_a_missing_library_is_said_once_and_how_to_get_it(name):
-    library, extras = NEEDS[name]
+    library = NEEDS[name]
     without = f"""
 import importlib.util, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
@@ -81,7 +78,7 @@ sys.exit({name}.main())
 """
     job = launch(2, ["-c", without])
     assert job.returncode != 0
-    told = f"this example needs {library}: pip install 'mpiring[{extras}]'"
+    told = f"this example needs {library}: pip install {library}"
     assert job.stderr.count(told) == 1
 
 
@@ -90,7 +87,7 @@ def test_help_comes_once_and_needs_no_library(name):
     hidden = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLES)!r})
-sys.modules[{NEEDS[name][0]!r}] = None
+sys.modules[{NEEDS[name]!r}] = None
 import {name}
 sys.argv = ["{name}.py", "--help"]
 sys.exit({name}.main())

@@ -94,7 +94,7 @@ sys.exit(train_digits.main())
 """
     job = launch(2, ["-c", without])
     assert job.returncode != 0
-    told = "this example needs tqdm: pip install 'mpiring[examples]'"
+    told = "this example needs tqdm: pip install tqdm"
     assert job.stderr.count(told) == 1
 
 

@@ -81,6 +81,87 @@ ring.barrier()
     assert "seen boom-19" in job.stdout
 
 
+# What a program may have made of its streams and hooks before an exception ends it, on one rank.
+STREAMS = {
+    "no flush": "type('Tee', (), {'write': lambda self, text: len(text)})()",
+    "none": "None",
+    "closed": "open(os.devnull, 'w')",  # and closed below
+    "broken pipe": "os.fdopen(pipe[1], 'w')",
+    "full": "open('/dev/full', 'w')",
+}
+LAST = """
+import os, sys
+import mpiring
+
+def hook(kind, error, traceback):
+    {hook}
+
+if {hook!r} != "pass":
+    sys.excepthook = hook
+ring = mpiring.Ring()
+ring.barrier()
+if ring.rank == 1:
+    pipe = os.pipe()
+    os.close(pipe[0])
+    sys.{stream} = {made}
+    {then}
+    raise ValueError("boom-37")
+ring.barrier()
+"""
+
+
+def ended_by_1(stream="stdout", made="sys.stdout", then="pass", hook="pass") -> None:
+    """The job ends though rank 1 leaves that behind, and tells what it died of."""
+    code = LAST.format(stream=stream, made=made, then=then, hook=hook)
+    job = ended(2, code, module=False, timeout=SECONDS)
+    assert "Traceback" in job.stderr and "ValueError: boom-37" in job.stderr, str(job)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        "no flush",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in list(STREAMS)[1:]),
+    ],
+)
+def test_b37_the_job_ends_whatever_the_streams_are(stream, made):
+    # Of a tee that goes nowhere only the one for stdout leaves stderr alone.
+    text = STREAMS[made] if (stream, made) != ("stderr", "no flush") else "object()"
+    then = "print('x', file=sys.{0})" if made in ("broken pipe", "full") else "pass"
+    then = "sys.{0}.close()" if made == "closed" else then
+    ended_by_1(stream, text, then.format(stream))
+
+
+@pytest.mark.smoke
+def test_b37_the_job_ends_though_an_earlier_hook_exits():
+    ended_by_1(hook="sys.exit(0)")
+
+
+@pytest.mark.slow
+def test_b37_the_job_ends_though_an_earlier_hook_raises():
+    ended_by_1(hook="raise RuntimeError('of the hook')")
+
+
+@pytest.mark.slow
+def test_b37_an_exception_in_a_thread_ends_the_thread():
+    """And not the job: what else a program does in threads is its own affair."""
+    code = """
+import threading
+import mpiring
+ring = mpiring.Ring()
+def run():
+    raise ValueError("boom-38")
+if ring.rank == 1:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+assert ring.allreduce(1) == 2
+"""
+    job = launch(2, ["-c", code], module=False).check()
+    assert "ValueError: boom-38" in job.stderr
+
+
 @pytest.mark.smoke
 def test_b13_one_rank_leaves_early():
     code = """

@@ -32,3 +32,19 @@ def test_before_and_after_mpi_starts(module):
         assert before == after
         # Open MPI numbers by place, so that with more ranks than cores its order is another one.
         assert asked == before or find_mpi().name == "openmpi"
+
+
+@pytest.mark.smoke
+def test_b47_what_another_launcher_has_left_behind_does_not_count():
+    """As in a job that was started inside another one, or from a shell that a variable was once exported in."""
+    others = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}
+    mine = (
+        "OMPI_COMM_WORLD_LOCAL_RANK"
+        if find_mpi().name == "openmpi"
+        else "MPI_LOCALRANKID"
+    )
+    env = dict.fromkeys(others - {mine}, "7") | {"SLURM_STEP_ID": "0"}
+    job = launch(3, ["-c", BEFORE], env=env).check()
+    told = [line.split() for line in job.stdout.splitlines()]
+    assert sorted(before for before, _, _ in told) == ["0", "1", "2"]
+    assert [before for before, _, _ in told] == [after for _, after, _ in told]

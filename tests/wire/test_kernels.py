@@ -295,7 +295,7 @@ def test_llvmlite_is_imported_when_it_is_needed():
 
 
 def test_without_llvmlite():
-    advice = "llvmlite is not installed: pip install 'mpiring[fast]'"
+    advice = "llvmlite is not installed: pip install llvmlite"
     assert told_by("sys.modules['llvmlite'] = None") == f"True False {advice}"
 
 

@@ -192,7 +192,7 @@ def test_without_cupy(library, monkeypatch):
         assert kind_of(x).name == "jax" and not kind_of(x).is_device
         return
     with pytest.raises(
-        TypeError, match=r"on CUDA is reduced by CuPy: pip install 'mpi"
+        TypeError, match=r"on CUDA is reduced by CuPy: pip install 'cupy"
     ):
         kind_of(x)
     assert {"torch CUDA", "jax CUDA", "numba"}.isdisjoint(kinds_here())

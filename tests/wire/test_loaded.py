@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import subprocess
 from pathlib import Path
 
@@ -61,6 +63,14 @@ def test_the_mpi_among_the_mapped_files():
     assert files[0] == "/usr/bin/python3.11"
     assert files[-1] == "/opt/my mpi/lib/libmpi_mpifh.so.40"
     assert loaded.mpi_libraries(files) == ("/opt/my mpi/lib/libmpi.so.40.30.1",)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+def test_b54_a_mapped_file_whose_name_is_no_text(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xfflib")
+    path.write_bytes(b"x")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        assert str(path) in loaded.mapped_here()
 
 
 @pytest.mark.parametrize(

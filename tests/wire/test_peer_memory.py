@@ -273,6 +273,16 @@ def test_one_that_is_refused_is_enough(size, data):
 
 
 @needs_reach
+def test_b54_a_reason_in_a_language_of_many_bytes_has_room():
+    """``strerror`` speaks the language that a program has chosen; what is cut is the same on every rank."""
+    reason = "\u041e\u0442\u043a\u0430\u0437 " * 16
+    memories, found, _ = agreed(3, 1, lambda rank, turn: reason if rank == 1 else "")
+    assert found == [False] * 3
+    (told,) = {memory.why_not for memory in memories}
+    assert reason.startswith(told.rstrip("\ufffd")) and len(told.encode()) > 80
+
+
+@needs_reach
 def test_who_may_be_traced_after_all_is_tried_again(monkeypatch):
     allowed = []
     monkeypatch.setattr(cross_memory, "let_peers_reach", lambda: allowed.append(1))
@@ -301,13 +311,23 @@ def test_a_peer_that_is_lost_later():
 # ---- where it is not wanted, or not there ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "environment, wanted",
-    [({}, True), ({"MPIRING_PEER_MEMORY": "0"}, False)]
-    + [({"MPIRING_PEER_MEMORY": text}, True) for text in ("1", "", "yes")],
-)
-def test_the_environment(environment, wanted):
-    assert cross_memory.is_wanted(environment) is wanted
+@pytest.mark.parametrize("text", ["", "1", "yes", "On", "TRUE"])
+def test_b54_the_environment_says_yes(text):
+    assert cross_memory.is_wanted({"MPIRING_PEER_MEMORY": text})
+    assert cross_memory.is_wanted({})
+
+
+@pytest.mark.parametrize("text", ["0", "no", "Off", "FALSE"])
+def test_b54_the_environment_says_no(text):
+    assert not cross_memory.is_wanted({"MPIRING_PEER_MEMORY": text})
+
+
+@pytest.mark.parametrize("text", ["2", "junk", " ", "0 ", "\udcff", "x" * 500])
+def test_b54_the_environment_says_neither(text):
+    with pytest.raises(ValueError) as caught:
+        cross_memory.is_wanted({"MPIRING_PEER_MEMORY": text})
+    told = f"MPIRING_PEER_MEMORY={text[:40]!r} says neither yes nor no; known: 0, no, off, false, 1, yes, on, true"
+    assert str(caught.value) == told
 
 
 def test_systems_without_the_calls(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import stat
 from dataclasses import replace
 from fractions import Fraction
@@ -283,3 +284,39 @@ def test_a_home_that_may_not_be_looked_into_has_no_profile(tmp_path):
     (tmp_path / "file").write_text("")
     nowhere = {"XDG_CONFIG_HOME": str(tmp_path / "file")}
     assert find(nowhere, MPIS[0], NODE, 2) == profiles.Found(DEFAULTS[NODE])
+
+
+# ---- files that are none ----------------------------------------------------------------------------
+
+
+def open_descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "socket", "too long"])
+def test_b54_what_is_no_file_leaves_no_descriptor_open(tmp_path, kind):
+    path = tmp_path / "profile.json"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.write_bytes(bytes(profiles.MOST_BYTES + 1))
+    before = open_descriptors()
+    for _ in range(3):
+        with pytest.raises(ValueError, match=f"profile {path}: "):
+            find({profiles.VARIABLE: str(path)}, MPIS[0], NODE, 2)
+    assert open_descriptors() == before
+
+
+def test_b54_a_name_that_is_no_text_is_one_like_any_other(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.json")
+    profiles.write_entry(path, entry(window=7))
+    found = find({profiles.VARIABLE: str(path)}, MPIS[0], NODE, 2)
+    assert found.tuning.window == 7

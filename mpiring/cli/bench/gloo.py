@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpiring.wire.packages import install
+
 from .inputs import Array
 from .peers import divided
 from .task import ROOT, Buffers, Call, Task
@@ -30,7 +32,7 @@ OPS = {"sum": "SUM", "avg": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"
 def start(comm: MPI.Intracomm) -> tuple[Gloo | None, str]:
     """Gloo on all ranks, or None and the reason; collective."""
     if not all(comm.allgather(importlib.util.find_spec("torch") is not None)):
-        return None, "torch is not installed (pip install 'mpiring[torch]')"
+        return None, f"torch is not installed ({install('torch')})"
     from mpi4py import MPI
 
     if len(set(comm.allgather(MPI.Get_processor_name()))) > 1:

@@ -10,13 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mpiring
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.quantities import size_text
 from mpiring.cli.tune.words import settings_text
+from mpiring.wire.files import try_to_write
 from mpiring.wire.loaded import find_library
 from mpiring.wire.tuning import DEFAULTS
 
@@ -210,8 +210,7 @@ def _writable(settings: Settings) -> str:
     for option, path in (("--json", settings.json), ("--plot", settings.plot)):
         if path is not None:
             try:
-                with Path(path).open("ab"):
-                    pass
+                try_to_write(path)
             except OSError as error:
                 return f"{option}: {error}"
     return ""

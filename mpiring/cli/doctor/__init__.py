@@ -2,8 +2,8 @@
 
 Alone it looks at the environment; under ``mpirun`` the ranks look together and rank 0 reports.
 The parts: ``probe`` starts MPI where it can do no harm; ``library``, ``launch``, ``machine``,
-``devices``, ``profile`` and ``packages`` hold what there is to find and how it is judged; ``finding`` is the
-form of the report.
+``refusals``, ``devices``, ``profile`` and ``packages`` hold what there is to find and how it is judged;
+``finding`` is the form of the report.
 """
 
 from __future__ import annotations
@@ -18,15 +18,25 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
-from mpiring.wire.cross_memory import is_wanted
+from mpiring.wire.launchers import find_ancestors
 from mpiring.wire.loaded import Library
 
-from . import device_probe, devices, launch, library, machine, packages, profile
+from . import (
+    device_probe,
+    devices,
+    launch,
+    library,
+    machine,
+    packages,
+    profile,
+    refusals,
+)
 from .child import LEVELS, RankFacts
 from .finding import PROBLEM, Finding, as_text
 from .probe import Probe, start_probe
@@ -90,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--timeout {args.timeout:g}: expected a number of seconds above 0"
         )
-    launcher = launch.find_launcher(os.environ, launch.find_ancestors())
+    launcher = launch.find_launcher(os.environ, find_ancestors())
     versions = {name: packages.find_version(name) for name in ("numpy", "mpi4py")}
     check_probe_options(args, launcher)
     probe = start_probe(args.timeout) if versions["mpi4py"] else Probe()
@@ -190,11 +200,13 @@ def diagnose(
     linux = sys.platform == "linux"
     findings.append(
         machine.judge_peer_memory(
-            machine.find_ptrace_scope(), tries, linux, is_wanted(environment)
+            machine.find_ptrace_scope(), tries, linux, environment
         )
     )
     if hasattr(os, "geteuid"):
-        findings.append(machine.judge_root(os.geteuid(), environment, family))
+        findings.append(examine_user(launcher, loaded, environment))
+    if launcher is None and loaded is not None and family == "Open MPI":
+        findings.append(examine_slots(loaded, environment))
     findings += examine_devices(probe, environment)
     if loaded is not None:
         hosts, ranks = len(set(hosts_of(probe.ranks).values())), probe.size or 1
@@ -229,6 +241,30 @@ def examine_job(probe: Probe, family: str, size: int) -> list[Finding | None]:
     if probe.failure:
         findings.append(launch.judge_failure(probe.failure))
     return findings
+
+
+def examine_user(
+    launcher: launch.Launcher | None,
+    loaded: Library | None,
+    environment: Mapping[str, str],
+) -> Finding:
+    """Whether this user may start jobs."""
+    family, own = "", ""
+    if loaded is not None:
+        family, own = loaded.family, library.own_launcher(loaded)
+    in_job = launcher is not None and launcher.family == "Open MPI"
+    script = refusals.find_script(own)
+    return refusals.judge_root(os.geteuid(), environment, family, script, in_job)
+
+
+def examine_slots(loaded: Library, environment: Mapping[str, str]) -> Finding | None:
+    """How many ranks mpirun starts here; None inside an allocation, which says so itself."""
+    if any(variable in environment for variable, _ in launch.ALLOCATIONS):
+        return None
+    home = Path(os.path.expanduser("~"))
+    files = refusals.Setting(loaded.major).find_files(loaded, home)
+    cores = refusals.count_cores(machine.find_cores().allowed)
+    return refusals.judge_slots(cores, environment, files, loaded)
 
 
 def examine_memory(probe: Probe) -> Finding:

@@ -25,6 +25,7 @@ from typing import Any
 
 from mpiring import __version__
 from mpiring.device import find_gpus
+from mpiring.wire.packages import CUPY, install
 from mpiring.wire.probe_record import (
     Subject,
     find_cache,
@@ -113,7 +114,7 @@ def find_lacking(arrays: str = ARRAYS) -> Finding | None:
         advice = "run it where the GPUs are: on a compute node, or with docker run --gpus all"
         return Finding(NAME, PROBLEM, "no GPU here: not tried", "device files", advice)
     if util.find_spec(arrays) is None:
-        advice = "pip install 'mpiring[cuda13x]' (or cuda12x, for an older driver)"
+        advice = f"{install(CUPY['13'])}, or for an older driver {install(CUPY['12'])}"
         words = "CuPy is not installed: not tried"
         return Finding(NAME, PROBLEM, words, "importlib.util.find_spec", advice)
     return None

@@ -22,7 +22,8 @@ class Finding:
             do what you think).
         found: the fact.
         how: where the fact comes from, so that a reader can check it.
-        advice: what to do; may be empty only where the status is ``"ok"``.
+        advice: what to do; may be empty only where the status is ``"ok"``.  A line of it that is to be typed
+            begins with ``export``.
     """
 
     name: str
@@ -83,6 +84,10 @@ def as_text(findings: Sequence[Finding], width: int = 88) -> str:
             for paragraph in text.splitlines():
                 indent = f"{head:<{margin}}" + label
                 blank = " " * len(indent)
+                head, label = "", " " * len(label)
+                if paragraph.startswith("export "):  # to be copied
+                    lines.append(indent + paragraph)
+                    continue
                 lines += textwrap.wrap(
                     paragraph,
                     max(width, margin + 40),
@@ -91,7 +96,6 @@ def as_text(findings: Sequence[Finding], width: int = 88) -> str:
                     break_long_words=False,
                     break_on_hyphens=False,
                 )
-                head, label = "", " " * len(label)
     return "\n".join([*lines, "", verdict(findings)])
 
 

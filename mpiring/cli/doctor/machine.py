@@ -1,4 +1,4 @@
-"""The machine under the ranks: cores, node-shared memory, a peer's memory, running as root.
+"""The machine under the ranks: cores, node-shared memory, a peer's memory.
 
 Rules: a ``find_...`` looks, and only looks; a ``judge_...`` takes what was found, so that a test
 can hand it any machine.  What needs Linux says so elsewhere instead of failing.
@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from mpiring.wire.cross_memory import VARIABLE, is_wanted
 
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 
@@ -85,8 +87,7 @@ def judge_cores(
     )
     if family == "Open MPI":
         advice += (
-            "; OMPI_MCA_mpi_yield_when_idle=1 makes a waiting rank give up its core; mpirun wants"
-            " --map-by :oversubscribe (or PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe)"
+            "; OMPI_MCA_mpi_yield_when_idle=1 makes a waiting rank give up its core"
         )
     advice += (
         ".  If the host has more cores than that, the ranks are bound to few of them: see mpirun's"
@@ -219,7 +220,7 @@ def judge_peer_memory(
     scope: int | None,
     tries: Mapping[int, str],
     linux: bool = True,
-    is_wanted: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> Finding:
     """Whether a rank may read and write the memory of another rank of its host (cross-memory attach).
 
@@ -229,9 +230,14 @@ def judge_peer_memory(
         scope: Yama's ``ptrace_scope``, None without Yama.
         tries: for each rank that tried, ``""`` or the error; empty if there was no other rank.
         linux: whether this is Linux at all.
-        is_wanted: whether the environment lets rings use it.
+        environment: of rank 0, which lets rings use it or does not.
     """
     name = "peers' memory"
+    try:
+        wanted = is_wanted(environment or {})
+    except ValueError as wrong:
+        advice = f"unset {VARIABLE}, or set it to 0 or 1"
+        return Finding(name, PROBLEM, f"no ring can be made: {wrong}", VARIABLE, advice)
     if not linux:
         found = "not looked at: process_vm_readv is Linux's"
         return Finding(name, OK, found, f"this is {sys.platform}")
@@ -249,8 +255,8 @@ def judge_peer_memory(
         found = (
             f"the others' memory cannot be reached by {name_ranks(refused)}: {error}"
         )
-    if not is_wanted:
-        found = f"{found}; rings do not use it, nor stages: MPIRING_PEER_MEMORY=0"
+    if not wanted:
+        found = f"{found}; rings do not use it, nor stages: {VARIABLE} is off"
     if not refused and (tries or known == 0):
         return Finding(name, OK, found, how)
     advice = (
@@ -259,28 +265,3 @@ def judge_peer_memory(
         " namespace for all ranks"
     )
     return Finding(name, NOTE, found, how, advice)
-
-
-def judge_root(uid: int, environment: Mapping[str, str], family: str) -> Finding:
-    """Whether root may start jobs: Open MPI's mpirun refuses unless told twice."""
-    name, how = "user", f"geteuid is {uid}"
-    if uid != 0:
-        return Finding(name, OK, "not root", how)
-    allowed = [v for v in environment if v in ROOT_VARIABLES]
-    if family != "Open MPI" or any(set(pair) <= set(allowed) for pair in ROOT_PAIRS):
-        how += f"; {', '.join(sorted(allowed))} set" if allowed else ""
-        return Finding(name, OK, "root; this MPI's mpirun accepts that", how)
-    advice = (
-        "in a container: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-        " (or mpirun --allow-run-as-root); elsewhere: use another account"
-    )
-    return Finding(
-        name, NOTE, "root, and Open MPI's mpirun refuses to run as root", how, advice
-    )
-
-
-ROOT_PAIRS = tuple(
-    (f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM")
-    for prefix in ("OMPI", "PRTE")
-)
-ROOT_VARIABLES = frozenset(variable for pair in ROOT_PAIRS for variable in pair)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 
+from mpiring.wire.packages import CUPY, install
+
 from .finding import OK, PROBLEM, Finding
 
 
@@ -20,22 +22,22 @@ class Package:
 
     Attributes:
         distributions: the names under which it is installed; the first is the plain one.
-        extra: the extra of mpiring that installs it.
+        requirement: what pip installs it by.
         purpose: what it is used for.
     """
 
     module: str
     distributions: tuple[str, ...]
-    extra: str
+    requirement: str
     purpose: str
 
 
-CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-5-0")
+CUPIES = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cupy-cuda11x", "cupy-rocm-5-0")
 
 OPTIONAL = (
-    Package("ml_dtypes", ("ml_dtypes",), "fast", "bfloat16 arrays in NumPy"),
-    Package("llvmlite", ("llvmlite",), "fast", "fast reductions of 16-bit floats"),
-    Package("cupy", CUPY, "cuda13x", "arrays on NVIDIA GPUs"),
+    Package("ml_dtypes", ("ml_dtypes",), "ml_dtypes", "bfloat16 arrays in NumPy"),
+    Package("llvmlite", ("llvmlite",), "llvmlite", "fast reductions of 16-bit floats"),
+    Package("cupy", CUPIES, CUPY["13"], "arrays on NVIDIA GPUs"),
     Package("torch", ("torch",), "torch", "torch tensors"),
     Package("jax", ("jax",), "jax", "JAX arrays"),
 )
@@ -87,8 +89,6 @@ def judge_optional(versions: Mapping[str, str | None]) -> Finding:
     found = ", ".join(here) or "none"
     if missing:
         found += "; not installed: " + ", ".join(p.module for p in missing)
-    advice = "; ".join(
-        f"for {p.purpose}: pip install 'mpiring[{p.extra}]'" for p in missing
-    )
+    advice = "; ".join(f"for {p.purpose}: {install(p.requirement)}" for p in missing)
     how = "importlib.util.find_spec and importlib.metadata; nothing was imported"
     return Finding("optional", OK, found, how, advice)

@@ -48,7 +48,7 @@ What is tried, one after the other, each on top of the choices before it:
   staged_bytes  up to which size they go through memory that all ranks of a host have mapped
 Another value than the default is taken if it is 1.05 times as fast or more, in the median of the
 rounds, and faster in three rounds of four; so noise keeps the default.  At the end all choices
-together are measured against the defaults; if these are faster by the same rule, they stay.
+together are measured against the defaults; if they are slower, the defaults stay.
 The bits of results are the same whatever is chosen.
 
 The profile has an entry for each MPI (name and version), wire (node: all ranks on one host; or
@@ -56,7 +56,8 @@ network) and number of ranks; an older one for the same is replaced, the others 
 takes the entry of its MPI and wire for as many ranks, else for half to twice as many, if these
 are more than 2.  It looks, on rank 0, for
 $MPIRING_PROFILE, else $XDG_CONFIG_HOME/mpiring/profile.json, else ~/.config/mpiring/profile.json,
-which is where it is written unless --output says otherwise.  `mpiring doctor` tells what is taken.
+which is where it is written unless --output says otherwise, in a folder that is there.
+`mpiring doctor` tells what is taken.
 
 Measure on an idle machine, on as many ranks and hosts as your programs have.  Exit code 1 if a
 result was wrong; then nothing is written.

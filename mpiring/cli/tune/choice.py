@@ -9,8 +9,11 @@ The rule
     it was faster in ``LEAST_SHARE`` of the rounds.  Of those that beat the default the one is taken that saves most
     over all tasks, in the median of the rounds; if none does the default stays.
 
-So a profile has a reason for each value that is no default, and a second run on a quiet machine chooses the same or one
-as good.
+    Choices that are good alone may be bad together.  So at the end all of them are measured against the defaults, and
+    they stay only if they are as fast or faster, in the median of the rounds.
+
+So a profile has a reason for each value that is no default, none is written that was seen to be slower than no profile,
+and a second run on a quiet machine chooses the same or one as good.
 """
 
 from __future__ import annotations
@@ -67,6 +70,15 @@ def choose(times: Times, default: int) -> int:
     verdicts = judge(times, default)
     better = [candidate for candidate, found in verdicts.items() if found.beats]
     return max(better, key=lambda each: verdicts[each].saved, default=default)
+
+
+def stays(times: Times, default: int, chosen: int) -> bool:
+    """Whether what was chosen, all together, is not slower than the default.
+
+    >>> stays({0: [[2.0, 2.0]], 1: [[2.0, 1.9]]}, 0, 1), stays({0: [[2.0, 2.0]], 1: [[2.1, 2.0]]}, 0, 1)
+    (True, False)
+    """
+    return judge(times, default)[chosen].gain >= 1.0
 
 
 def _verdict(

@@ -23,7 +23,7 @@ from mpiring.cli.bench.task import Buffers, Task
 from mpiring.wire import small
 from mpiring.wire.tuning import DEFAULTS, MOST_SMALL_BYTES, NODE, Tuning
 
-from .choice import Times, by_limit, choose
+from .choice import Times, by_limit, choose, stays
 from .rings import Rings
 from .settings import LEAST_BYTES, STEP, Settings
 
@@ -253,10 +253,10 @@ class Contests:
         ways = {0: Way(self.default, "auto"), 1: Way(self.tuning, "auto")}
         found = [self._measured(self._cases(load, ways)) for load in loads]
         times = {which: [each[which] for each in found] for which in ways}
-        chosen = choose({1: times[1], 0: times[0]}, 1)
-        if chosen == 0:
+        chosen = stays(times, 0, 1)
+        if not chosen:
             self.tuning = self.default
-        return Outcome("all", 0, chosen, loads, times)
+        return Outcome("all", 0, int(chosen), loads, times)
 
     def _common_loads(self) -> list[Load]:
         reductions = (1 << 10, 16 << 10, *self.long_sizes)

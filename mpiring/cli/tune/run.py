@@ -7,7 +7,6 @@ found by rank 0 before anything is measured, and told to all.  Nothing is writte
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from mpiring.cli import BAD_NEWS, OK, UsageError
@@ -15,14 +14,13 @@ from mpiring.cli.bench import record
 from mpiring.cli.bench.run import Say, progress
 from mpiring.cli.quantities import size_text
 from mpiring.wire import profiles
-from mpiring.wire.files import read_small
 from mpiring.wire.profiles import Entry
 
 from . import page
 from .choice import judge
 from .contests import Contests, Outcome
 from .rings import Rings
-from .settings import Settings
+from .settings import Settings, trouble, words_of
 from .words import settings_text
 
 if TYPE_CHECKING:
@@ -123,32 +121,6 @@ def facts(about: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]:
     return found
 
 
-def trouble(settings: Settings) -> str:
-    """Why the profile or the plot cannot be written; empty if they can."""
-    try:
-        profiles.parsed(read_small(settings.path, profiles.MOST_BYTES))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        return (
-            f"{settings.path} is no profile that an entry could be added to: {_words(error)}; "
-            "mend or remove it, or give another one: --output FILE"
-        )
-    try:
-        settings.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=settings.path.parent):
-            pass
-    except OSError as error:
-        return f"{settings.path}: {_words(error)}"
-    if settings.plot is not None:
-        try:
-            with settings.plot.open("ab"):
-                pass
-        except OSError as error:
-            return f"--plot: {error}"
-    return ""
-
-
 def conclude(settings: Settings, entry: Entry, outcomes: list[Outcome]) -> str:
     """Write the profile and the plot, and say so; returns why that failed, empty if it did not."""
     print(f"# {entry}: {settings_text(entry.tuning)}")
@@ -161,17 +133,13 @@ def conclude(settings: Settings, entry: Entry, outcomes: list[Outcome]) -> str:
             write_plot(outcomes, str(entry), settings.plot)
             print(f"# plot: {settings.plot}")
     except (OSError, ValueError, UsageError) as error:
-        return f"{settings.path}: {_words(error)}"
+        return f"{settings.path}: {words_of(error)}"
     path, _ = profiles.find_path(os.environ)
     if path is None or path.absolute() != settings.path.absolute():
         print(f"# to be used: export {profiles.VARIABLE}={settings.path.absolute()}")
     else:
         print("# rings of as many ranks take it from now on")
     return ""
-
-
-def _words(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _silent(text: str) -> None:

@@ -1,15 +1,17 @@
-"""What a command line of ``mpiring tune`` asks for, and what is tried: checked here, before MPI is started."""
+"""What a command line of ``mpiring tune`` asks for, and what is tried: checked here, before anything is measured."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpiring.cli import UsageError
-from mpiring.wire.profiles import VARIABLE, find_path
+from mpiring.wire.files import read_small, try_to_write
+from mpiring.wire.profiles import MOST_BYTES, VARIABLE, find_path, parsed
 from mpiring.wire.tuning import WHOLE
 
 LEAST_BYTES = 64 << 10  # of the longest buffer: a shorter one has nothing to be cut
@@ -30,6 +32,7 @@ class Settings:
 
     Attributes:
         path: of the profile that is written.
+        is_usual: whether nobody has named it: it is in the user's configuration, whose folder may have to be made.
         most_bytes: of the longest buffer.
         rounds, seconds: of each task at most so many, and so long.
         long_sizes: so many of the longest sizes are measured where segments are cut.
@@ -39,6 +42,7 @@ class Settings:
     """
 
     path: Path
+    is_usual: bool
     most_bytes: int
     rounds: int
     seconds: float
@@ -71,8 +75,10 @@ def ask(args: argparse.Namespace) -> Settings:
     if args.plot is not None and not args.plot.absolute().parent.is_dir():
         raise UsageError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
     every = 2 if args.quick else 1
+    path, is_usual = (args.output, False) if args.output else usual_path()
     return Settings(
-        path=args.output or usual_path(),
+        path=path,
+        is_usual=is_usual,
         most_bytes=args.max_bytes,
         rounds=7 if args.quick else 15,
         seconds=0.25 if args.quick else 1.0,
@@ -87,10 +93,45 @@ def ask(args: argparse.Namespace) -> Settings:
     )
 
 
-def usual_path() -> Path:
-    """The profile that rings read."""
+def usual_path() -> tuple[Path, bool]:
+    """The profile that rings read, and whether nobody has named it."""
     path, is_named = find_path(os.environ)
     if path is not None:
-        return path
+        return path, not is_named
     why = f"{VARIABLE} says that there is none" if is_named else "no home is known"
     raise UsageError(f"no profile to write to, since {why}: give one, --output FILE")
+
+
+def trouble(settings: Settings) -> str:
+    """Why the profile or the plot cannot be written; empty if they can.  Nothing is made."""
+    path, plot = settings.path, settings.plot
+    try:
+        parsed(read_small(path, MOST_BYTES))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        return (
+            f"{path} is no profile that an entry could be added to: {words_of(error)}; "
+            "mend or remove it, or give another one: --output FILE"
+        )
+    folder = path.absolute().parent
+    if not settings.is_usual and not folder.exists():
+        return f"{path}: there is no folder {path.parent}; make it, or give another file: --output FILE"
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return f"{path}: {words_of(error)}"
+    try:
+        if plot is not None:
+            try_to_write(plot)
+    except OSError as error:
+        return f"--plot {plot}: {words_of(error)}"
+    return ""
+
+
+def words_of(error: Exception) -> str:
+    """What an error says, without the file, which is named anyway."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

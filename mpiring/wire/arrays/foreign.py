@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from ..arithmetic import Array
+from ..packages import CUPY, install
 
 
 def cupy_to_see(what: str, version: str = "") -> Any:
@@ -26,9 +27,9 @@ def cupy_to_see(what: str, version: str = "") -> Any:
     try:
         return importlib.import_module("cupy")
     except ImportError:
-        extra = version.partition(".")[0]
-        extras = [extra] if extra else ["12", "13"]
-        advice = " or ".join(f"pip install 'mpiring[cuda{e}x]'" for e in extras)
+        major = version.partition(".")[0]
+        wanted = [CUPY[major]] if major in CUPY else CUPY.values()
+        advice = " or ".join(map(install, wanted))
         raise TypeError(f"{what} is reduced by CuPy: {advice}") from None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ...plan.segments import pieces
 from .. import arithmetic, kernels
 from ..arithmetic import Array
+from ..packages import install
 
 # Below so many bytes calling a kernel costs more than NumPy takes, but for 16-bit floats.
 _KERNEL_BYTES = 32 << 10
@@ -320,7 +321,7 @@ def as_dtype(dtype: Any) -> Any:
             import ml_dtypes  # NumPy knows the name only after this
         except ImportError:
             raise TypeError(
-                "bfloat16 needs ml_dtypes: pip install 'mpiring[fast]'"
+                f"bfloat16 needs ml_dtypes: {install('ml_dtypes')}"
             ) from None
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype)

@@ -106,6 +106,7 @@ def test_every_finding_is_in_the_manual():
     broken.failure, broken.output = "MPI_Finalize did not return", "words"
     broken.ranks[2] = dataclasses.replace(broken.ranks[2], library="Open MPI 4.1.4")
     names = {*diagnose(broken), *diagnose(healthy(size=1), {})}
+    assert "slots" in names
     assert {"one MPI", "MPI at work", "messages", "mpirun on PATH"} < names
     headings = re.findall(r"^\| ([^|]+) \|", manual, re.MULTILINE)
     assert names <= {name for heading in headings for name in heading.split(", ")}

@@ -80,28 +80,35 @@ def test_the_launchers_program_is_the_nearest_ancestor_that_is_one():
     ]
     found = find_launcher(HYDRA, ancestors)
     assert found is not None and found.program == "/opt/bin/hydra_pmi_proxy"
-    found = find_launcher(
-        HYDRA, [("slurmstepd", "")]
-    )  # root's: its path cannot be read
+    # Root's: its path cannot be read.
+    found = find_launcher(SRUN, [("slurmstepd", "")])
     assert found is not None and found.program == "slurmstepd"
 
 
-def test_ancestors_are_read_from_proc(tmp_path):
-    def process(pid, name, parent, exe):
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "stat").write_text(
-            f"{pid} ({name}) S {parent} 1 1 0 -1 4194304"
-        )
-        if exe:
-            (tmp_path / pid / "exe").symlink_to(exe)
+@pytest.mark.parametrize(
+    "environment, nearest, name, rank",
+    [
+        # A job inside a job: each sees the variables of both.
+        ({**OPEN_MPI, **HYDRA}, "prterun", "Open MPI's mpirun", 1),
+        ({**OPEN_MPI, **HYDRA}, "hydra_pmi_proxy", "MPICH's mpirun (Hydra)", 2),
+        ({**OPEN_MPI, **INTEL}, "hydra_pmi_proxy", "Intel MPI's mpirun", 2),
+        ({**OPEN_MPI, **SRUN}, "slurmstepd", "Slurm's srun", 5),
+        ({**OPEN_MPI, **SRUN}, "prted", "Open MPI's mpirun", 1),
+        ({**HYDRA, "PALS_RANKID": "6"}, "palsd", "HPE Cray's PALS", 6),
+        # Of others nothing is known but their variables.
+        ({**OPEN_MPI, **HYDRA}, "bash", "Open MPI's mpirun", 1),
+        (HYDRA, "mpispawn", "MPICH's mpirun (Hydra)", 2),
+    ],
+)
+def test_b47_variables_of_the_launcher_around_do_not_count(
+    environment, nearest, name, rank
+):
+    found = find_launcher(environment, [("sh", "/bin/sh"), (nearest, "")])
+    assert found is not None and (found.name, found.rank) == (name, rank)
 
-    process("self", "python", 12, "/usr/bin/python3")
-    process("12", "a (b) c", 7, "/opt/a b")
-    process("7", "mpirun", 1, "/opt/bin/mpirun")
-    process("1", "init", 0, "")
-    expected = [("a (b) c", "/opt/a b"), ("mpirun", "/opt/bin/mpirun"), ("init", "")]
-    assert launch.find_ancestors(tmp_path) == expected
-    assert launch.find_ancestors(tmp_path / "not there") == []
+
+def test_b47_what_was_exported_once_is_no_launcher():
+    assert find_launcher(OPEN_MPI, [("bash", ""), ("slurmstepd", "")]) is None
 
 
 def test_judge_launcher():

@@ -44,7 +44,10 @@ def test_optional():
     assert (
         finding.found == "ml_dtypes 0.6.0, torch 2; not installed: llvmlite, cupy, jax"
     )
-    assert "pip install 'mpiring[fast]'" in finding.advice
+    assert finding.advice == (
+        "for fast reductions of 16-bit floats: pip install llvmlite; for arrays on NVIDIA GPUs: "
+        "pip install 'cupy-cuda13x[ctk]'; for JAX arrays: pip install jax"
+    )
     everything = {package.module: "1" for package in OPTIONAL}
     assert judge_optional(everything).advice == ""
     assert judge_optional({}).found.startswith("none; not installed: ml_dtypes,")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from math import log
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiring.cli.tune.choice import LEAST_GAIN, by_limit, choose, judge
+from mpiring.cli.tune.choice import LEAST_GAIN, by_limit, choose, judge, stays
 
 seconds = st.floats(1e-6, 1.0)
 rounds = st.integers(3, 9)
@@ -108,6 +110,13 @@ def test_a_gain_is_one_of_what_differs():
     times = {0: [same, same, same, [2.0] * 4], 1: [same, same, same, [1.8] * 4]}
     found = judge(times, 0)[1]
     assert found.gain == pytest.approx(2 / 1.8) and found.beats
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9))
+def test_all_choices_together_stay_unless_they_are_slower(ratios):
+    """In the median of the rounds: no margin speaks for them."""
+    times = {0: [[1.0] * len(ratios)], 1: [ratios]}
+    assert stays(times, 0, 1) == (median(map(log, ratios)) <= 0)
 
 
 @given(st.data())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 from mpiring.cli import main, make_parser
-from mpiring.cli.tune.settings import LENGTHS, WINDOWS, ask
+from mpiring.cli.tune.settings import LENGTHS, WINDOWS, ask, trouble
 from mpiring.wire.tuning import WHOLE
 
 
@@ -57,6 +58,40 @@ def test_where_it_writes(home, monkeypatch, capsys):
         assert main(["tune"]) == 2
         assert "MPIRING_PROFILE says that there is none" in capsys.readouterr().err
         assert asked("-o", "other.json").path == Path("other.json")
+
+
+def test_a_folder_that_was_asked_for_has_to_be_there(home):
+    path = home / "not" / "there.json"
+    told = f"{path}: there is no folder {home / 'not'}; make it, or give another file: --output FILE"
+    assert trouble(asked("-o", str(path))) == told
+    assert os.listdir(home) == []
+
+
+def test_a_folder_that_the_variable_names_has_to_be_there(home, monkeypatch):
+    monkeypatch.setenv("MPIRING_PROFILE", str(home / "not" / "there.json"))
+    assert "there is no folder" in trouble(asked())
+    assert os.listdir(home) == []
+
+
+def test_the_usual_folder_is_not_made_before_there_is_something_for_it(home):
+    settings = asked("--plot", str(home / "figure.png"))
+    assert not settings.path.parent.exists()
+    assert trouble(settings) == "" and os.listdir(home) == []
+
+
+def test_where_the_usual_folder_cannot_be_made(home):
+    (home / "mpiring").write_text("")
+    assert "Not a directory" in trouble(asked())
+
+
+def test_a_plot_that_cannot_be_written(home):
+    assert f"--plot {home}: Is a directory" == trouble(asked("--plot", str(home)))
+
+
+def test_a_plot_that_is_there_stays_until_there_is_another(home):
+    (home / "figure.png").write_text("old")
+    assert trouble(asked("--plot", str(home / "figure.png"))) == ""
+    assert (home / "figure.png").read_text() == "old"
 
 
 def test_what_is_tried():
