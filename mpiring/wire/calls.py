@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import DeadlockError, RingError, ScheduleError
 from .agree import FAILURE_BYTES, Summary, shortened
@@ -104,6 +104,11 @@ class Call:
             error.__cause__ = self.take_failure()
         self.failure = None
         return error
+
+
+def as_text(value: Any) -> str:
+    """A value of the user's as the ranks compare it: text as the text it is, though a str's heir may show another."""
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 Places = tuple[Place | None, Place | None]  # of a rank's input and output
