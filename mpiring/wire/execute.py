@@ -24,6 +24,8 @@ from ..plan.schedules import Step
 from .memory import Memory
 from .transport import Program, Transport, wait
 
+_NOBODY: frozenset[int] = frozenset()
+
 AfterStep = Callable[[int, Step], None]
 
 
@@ -36,9 +38,10 @@ class Position:
         segment: the segment of the message that is waited for.
         is_collective: whether every rank makes this call; a message is the affair of two.
         has_moved: set by a program whose deadline counts from its last message, when one has come.
+        excused: ranks that it waits for no more, or never does: they are not to blame if it waits in vain.
     """
 
-    __slots__ = ("phase", "step", "segment", "is_collective", "has_moved")
+    __slots__ = ("phase", "step", "segment", "is_collective", "has_moved", "excused")
 
     def __init__(self, is_collective: bool = True) -> None:
         self.phase = "opening exchange" if is_collective else "messages"
@@ -46,6 +49,7 @@ class Position:
         self.segment: int | None = None
         self.is_collective = is_collective
         self.has_moved = False
+        self.excused = _NOBODY
 
     @property
     def is_opening(self) -> bool:

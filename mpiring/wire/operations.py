@@ -334,15 +334,16 @@ class Operations:
         for rank in others:
             if rank not in self._answered:
                 self._tell(rank, head)
+        asked = [rank for rank in others if rank not in head.position.excused]
         heard = self._heard
         until = time.monotonic() + GRACE_SECONDS
-        while len(heard) < len(others) and time.monotonic() < until:
+        while not heard.keys() >= set(asked) and time.monotonic() < until:
             message = transport.take_status()
             if message is None:
                 time.sleep(_NAP_SECONDS)
             else:
                 heard[message[0]] = json.loads(message[1])
-        silent = tuple(rank for rank in others if rank not in heard)
+        silent = tuple(rank for rank in asked if rank not in heard)
         here = [head.number, head.position.is_collective]
         elsewhere = {p: h for p, h in heard.items() if h["place"] != here}
         lines = [
