@@ -406,6 +406,14 @@ class Ring:
         result: T = session.start(name, [running], position, session.timeout)
         return result
 
+    def composed(self, name: str) -> AbstractContextManager[None]:
+        """Several calls that are one to the user: what cuts it off breaks the ring, between the calls too.
+
+        Args:
+            name: for messages.
+        """
+        return _Composed(self, name)
+
     # ---- memory -----------------------------------------------------------------------------------
 
     @_call
@@ -544,3 +552,19 @@ class _Group(AbstractContextManager[None]):
             self._ring._group(self._timeout)
         else:
             self._ring._session.end_group()
+
+
+class _Composed(AbstractContextManager[None]):
+    """A collective that is made of several."""
+
+    def __init__(self, ring: Ring, name: str) -> None:
+        self._ring, self._name = ring, name
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._ring._session.operations.cut_off(self._name, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ..errors import RingError
 from ..plan.segments import Segments
 from ..wire.arithmetic import check_op
 from .flat import Signature, signature
+from .nests import plain_text
 
 if TYPE_CHECKING:
     from ..ring import Ring
@@ -28,8 +30,16 @@ def everyone_says(ring: Ring, said: str) -> list[str]:
     ]
 
 
-def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> None:
-    """Raise unless a parameter server can be made of these arguments on this rank."""
+def whole(value: Any) -> int | None:
+    """The integer that a value is, NumPy's integers too; None for any other value, and for a bool."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> int:
+    """The root; raises unless a parameter server can be made of these arguments on this rank."""
     if ring.members > 1:
         raise RingError(
             f"works on rings of one member a process, this one has {ring.members}"
@@ -40,9 +50,10 @@ def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> 
         )
     if mode not in ("sync", "async"):
         raise ValueError(f"unknown mode {mode!r}; known: 'sync', 'async'")
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < ring.size:
+    rank = whole(root)
+    if rank is None or not 0 <= rank < ring.size:
         raise ValueError(f"root must be 0 to {ring.size - 1}, got {root!r}")
-    if ring.rank == root and not callable(update):
+    if ring.rank == rank and not callable(update):
         raise TypeError(
             f"update is a {type(update).__name__}, expected a function of params and grads"
         )
@@ -50,9 +61,19 @@ def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> 
         raise TypeError(
             f"params is a {type(params).__name__}, expected a mapping of named arrays"
         )
-    for name in params:
+    return rank
+
+
+def by_name(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters by the values of their names, in the order of these."""
+    found: dict[str, Any] = {}
+    for name, array in params.items():
         if not isinstance(name, str):
             raise TypeError(f"the names of parameters must be str, got {name!r}")
+        if plain_text(name) in found:
+            raise ValueError(f"two parameters are named {plain_text(name)!r}")
+        found[plain_text(name)] = array
+    return dict(sorted(found.items()))
 
 
 def parameter(name: str, array: Any, places: dict[str, tuple[str, str]]) -> Signature:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -115,21 +116,14 @@ class Flat:
         return views
 
     def fill(self, arrays: Mapping[str, Any]) -> None:
-        """Copy the arrays in; what is None or not there becomes zeros."""
-        self.update({name: arrays.get(name) for name in self._parts})
+        """Copy the arrays in, none of them a view of this buffer; what is None or not there becomes zeros."""
+        self._write(self._taken({name: arrays.get(name) for name in self._parts}, []))
 
-    def update(self, arrays: Mapping[str, Any]) -> None:
-        """Copy the arrays in that are there; None becomes zeros, and a number goes everywhere."""
-        values = {n: self._values(arrays[n]) for n in self._parts if n in arrays}
+    def take_from(self, other: Flat) -> None:
+        """Copy all that another one for the same arrays holds."""
         kind = self._kind.bound(self._buffer)
-        for name, (_, value) in values.items():
-            kind.copy(value, self._parts[name][1])
+        kind.copy(other._buffer, self._buffer)
         self._hand_back(kind)
-        for name, (theirs, value) in values.items():
-            if (
-                theirs is not None
-            ):  # its memory is its library's again when it has been read
-                theirs.finished(arrays[name], value)
 
     def another(self) -> Flat:
         """Another one for the same arrays, with nothing in it; in the order of the stream that is current now."""
@@ -138,26 +132,75 @@ class Flat:
     def copied(self) -> Flat:
         """Another one that holds the same."""
         copy = self.another()
-        kind = self._kind.bound(copy._buffer)
-        kind.copy(self._buffer, copy._buffer)
-        copy._hand_back(kind)
+        copy.take_from(self)
         return copy
 
-    def _values(self, given: Any) -> tuple[Kind | None, Any]:
-        """What to copy from, an array or a number for every element; and its kind if that has a stream of its own."""
+    def _taken(self, arrays: Mapping[str, Any], flats: list[Flat]) -> _Taken:
+        """What to copy from, once it is sure that it fits; a copy of what is part of one of ``flats``."""
+        kind = self._kind.bound(self._buffer)
+        sources = {
+            item.name: self._source(item, arrays[item.name], kind, flats)
+            for item in self.signatures
+            if item.name in arrays
+        }
+        return _Taken(kind, sources)
+
+    def _source(
+        self, item: Signature, given: Any, ours: Kind, flats: list[Flat]
+    ) -> _Source:
         if given is None:
-            return None, 0
-        if isinstance(given, (bool, int, float, complex)):
-            return None, given
-        kind = NUMPY if isinstance(given, (list, tuple)) else kind_of(given)
-        array = kind.as_array(given)
+            return _Source(None, 0, None)
+        try:
+            if isinstance(given, (int, list, tuple)):
+                kind, array = NUMPY, NUMPY.listed(given, str(item.dtype))
+            else:
+                kind = kind_of(given)
+                array = kind.as_array(given)
+            kind.dtype_name(array)
+            self._check_place(kind, array)
+        except (TypeError, ValueError, OverflowError) as error:
+            what = f"{reprlib.repr(given)}, a {type(given).__name__},"
+            again = TypeError if isinstance(error, TypeError) else ValueError
+            raise again(f"gave {what} for {item.name}: {error}") from None
+        if tuple(array.shape) != item.shape:
+            raise ValueError(
+                f"gave shape {tuple(array.shape)} for {item.name}, expected shape {item.shape}"
+            )
+        is_other = kind.name != self._kind.name or kind.names_streams
+        # What is bound waits for what its library has to do.
+        kind = kind.bound(array) if is_other else ours
+        if wrong := kind.misfit(array, str(item.dtype)):
+            raise ValueError(
+                f"gave {wrong} for {item.name}, which is a {item} and cannot hold that: convert it"
+            )
+        if array.dtype.kind == "c" and not str(item.dtype).startswith("complex"):
+            array = array.real
+        if kind.is_device and not self._kind.is_device:
+            return _Source(None, kind.on_host(array), None)
+        if any(flat._may_share(kind, array) for flat in flats):
+            array = kind.copied(array).reshape(item.shape)
+        return _Source(given, array, kind if is_other else None)
+
+    def _check_place(self, kind: Kind, array: Array) -> None:
         if kind.is_device and self._kind.is_device:
             here, there = kind.device_of(array), kind.device_of(self._buffer)
             if here != there:
                 raise ValueError(f"an array on {here}, expected one on {there}")
-        if kind.name != self._kind.name or kind.names_streams:
-            return kind.bound(array), array  # waits for what its library has to do
-        return None, array
+
+    def _may_share(self, kind: Kind, array: Array) -> bool:
+        """Whether an array may be a view of this buffer, or of some of it."""
+        same_memory = kind.is_device == self._kind.is_device
+        return same_memory and kind.overlaps(array, self._buffer)
+
+    def _write(self, taken: _Taken) -> None:
+        kind, sources = taken
+        for name, source in sources.items():
+            kind.copy(source.array, self._parts[name][1])
+        self._hand_back(kind)
+        for source in sources.values():
+            if source.kind is not None:
+                # Its memory is its library's again when it has been read.
+                source.kind.finished(source.given, source.array)
 
     def _hand_back(self, kind: Kind) -> None:
         """The buffer has been written: what the user does next comes after."""
@@ -174,3 +217,43 @@ class Flat:
         transport = carriage.transport(kind, stages, someone_stages=True)
         post = transport.isend if is_send else transport.irecv
         return post(kind.message(self._buffer), peer, tag)
+
+
+class _Source(NamedTuple):
+    """What to copy into a part: an array of an engine, or a number for every element.
+
+    Attributes:
+        given: the user's array.
+        array: the same as an array of the engine, or a copy of it.
+        kind: bound to it, if it has to hear when it has been read.
+    """
+
+    given: Any
+    array: Array
+    kind: Kind | None
+
+
+class _Taken(NamedTuple):
+    """What to copy into a buffer, by name, and the buffer's kind, bound before."""
+
+    kind: Kind
+    sources: dict[str, _Source]
+
+
+def replace(flats: list[Flat], arrays: Mapping[str, Any]) -> None:
+    """Put arrays, lists of numbers and numbers in the place of named arrays of several buffers.
+
+    All are taken before the first is written: they may be views of the buffers, of any part and in any order.
+    Each has to fit (:mod:`mpiring.wire.arrays.fit`); where one does not, nothing has been written.
+
+    Raises:
+        TypeError, ValueError: naming it and what was given, before anything is written.
+    """
+    taken = [flat._taken(arrays, flats) for flat in flats]
+    for flat, mine in zip(flats, taken):
+        flat._write(mine)
+
+
+def named(flats: list[Flat]) -> dict[str, Array]:
+    """The arrays of several buffers, as :attr:`Flat.views` has them."""
+    return {name: view for flat in flats for name, view in flat.views.items()}

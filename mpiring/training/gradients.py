@@ -2,13 +2,13 @@
 
 Rules:
 
-* gradients pair by *name*, the keys and indices that lead to them, never by the order they are listed in;
+* gradients pair by *name* (:mod:`mpiring.training.nests`), never by the order they are listed in;
 * a gradient that is None on some ranks counts as zeros there; None on all ranks stays None;
 * gradients of one dtype travel together, in *buckets*: flat buffers of about ``bucket_bytes``, because a
   ring pays for each call.  Which gradients share a bucket follows from names, sizes and dtypes alone, so it
   is the same on every rank and in every run;
 * what ranks mean differently (a name on one rank only, two shapes) is an error on every rank, before any
-  gradient moves.
+  gradient moves; and so is a container that cannot be made again around new arrays, which is tried before.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RingError
+from ..errors import RingError, harmless
+from ..wire import mpi
 from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
+from ..wire.calls import as_text
+from ..wire.collectives import known
 from ..wire.operands import operand
-from .agreement import everyone_says
+from .agreement import everyone_says, whole
 from .flat import Flat, Signature, groups, signature
+from .nests import leaves, rebuilt, shown
 
 if TYPE_CHECKING:
     from ..ring import Ring
-
-Name = tuple[Any, ...]  # the keys and indices that lead to a gradient
 
 
 def average_gradients(
@@ -41,8 +43,8 @@ def average_gradients(
     """The gradients' average over the ranks of a ring: collective.
 
     Args:
-        grads: a list, tuple or dict of arrays, numbers and None, or a nest of those.  Names (str or int
-            keys, indices) must be the same on all ranks, in any order.
+        grads: a list, tuple or dict of arrays, numbers and None, or a nest of those, or of types derived from
+            them.  Names (the values of str or int keys, and indices) must be the same on all ranks, in any order.
         ring: where to average.
         op: ``"avg"``, or another operation of :meth:`mpiring.Ring.allreduce`.
         order: ``"ring"``, or ``"rank"`` for bits that do not depend on the buckets.
@@ -50,13 +52,23 @@ def average_gradients(
             less memory (buckets are copies).  None joins all of a dtype.
 
     Returns:
-        the same nest with new arrays; None where no rank has a gradient.
+        the same nest, with this rank's keys and types of containers, of new arrays; None where no rank has a
+        gradient.
 
     Raises:
         TypeError, ValueError: on every rank, naming the gradient and the ranks.
     """
+    with ring.composed("average_gradients"):
+        return _averaged(grads, ring, op, order, bucket_bytes)
+
+
+def _averaged(
+    grads: Any, ring: Ring, op: Any, order: str, bucket_bytes: int | None
+) -> Any:
     failure: Exception | None = None
-    leaves: dict[str, Any] = {}
+    op = mpi.op_name(op)
+    size = None if bucket_bytes is None else whole(bucket_bytes)
+    by_text: dict[str, Any] = {}
     signatures: list[Signature] = []
     places: dict[str, tuple[str, str]] = {}
     try:
@@ -64,38 +76,35 @@ def average_gradients(
             raise RingError(
                 f"works on rings of one member a process, this one has {ring.members}"
             )
-        if bucket_bytes is not None and (
-            not isinstance(bucket_bytes, int)
-            or isinstance(bucket_bytes, bool)
-            or bucket_bytes < 1
-        ):
+        if bucket_bytes is not None and (size is None or size < 1):
             raise ValueError(
                 f"bucket_bytes must be 1 or more, or None, got {bucket_bytes!r}"
             )
-        for name, leaf in sorted(
-            _leaves(grads, ()), key=lambda item: _sort_key(item[0])
-        ):
-            text = _text(name)
-            leaves[text] = leaf
+        known("order", order, ("ring", "rank"))
+        check_op(op, "float64")  # whether there is one of that name
+        by_name = leaves(grads)
+        rebuilt(grads, by_name)
+        by_text = {shown(name): leaf for name, leaf in by_name.items()}
+        for text, leaf in by_text.items():
             signatures.append(_signature(text, leaf, op, places))
     except Exception as error:
         failure = error
-    settings = f"op={op} order={order} bucket_bytes={bucket_bytes}"
+    settings = f"op={op} order={as_text(order)} bucket_bytes={size}"
     # Who has none of a gradient makes zeros of the kind that the others have.
     has_none = any(item.dtype is None for item in signatures)
     kinds = [*kinds_here(), *libraries_here()] if has_none else []
     said = json.dumps([settings, signatures, kinds])
     if not ring.exchange("average_gradients", said, failure):
         signatures = _merge(everyone_says(ring, said))
-    averaged = _average(leaves, signatures, ring, op, order, bucket_bytes)
-    return _rebuilt(grads, (), averaged)
+    averaged = _average(by_text, signatures, ring, op, order, size)
+    return rebuilt(grads, {name: averaged.get(shown(name)) for name in by_name})
 
 
 def _signature(
     name: str, leaf: Any, op: Any, places: dict[str, tuple[str, str]]
 ) -> Signature:
     found = signature(f"gradient {name}", leaf, places)._replace(name=name)
-    if found.dtype is not None and isinstance(op, str):
+    if found.dtype is not None:
         try:
             check_op(op, found.dtype)
         except TypeError as error:
@@ -113,9 +122,11 @@ def _merge(texts: list[str]) -> list[Signature]:
     settings, entries, kinds = zip(*(json.loads(text) for text in texts))
     for rank, theirs in enumerate(settings):
         if theirs != settings[0]:
-            raise ValueError(
-                f"average_gradients: rank {rank} passed {theirs}, rank 0 passed {settings[0]}; "
-                "pass the same on every rank"
+            raise harmless(
+                ValueError(
+                    f"average_gradients: rank {rank} passed {theirs}, rank 0 passed {settings[0]}; "
+                    "pass the same on every rank"
+                )
             )
     names = [{entry[0] for entry in of_rank} for of_rank in entries]
     for rank, of_rank in enumerate(names):
@@ -124,9 +135,11 @@ def _merge(texts: list[str]) -> list[Signature]:
             (of_rank, names[0], rank, 0),
         ):
             if one - other:
-                raise ValueError(
-                    f"average_gradients: rank {a} has a gradient named {min(one - other)}, rank {b} "
-                    "has none; pass the same names on every rank, with None where there is no gradient"
+                raise harmless(
+                    ValueError(
+                        f"average_gradients: rank {a} has a gradient named {min(one - other)}, rank {b} "
+                        "has none; pass the same names on every rank, with None where there is no gradient"
+                    )
                 )
     for rank, of_rank in enumerate(entries):
         for name, dtype, shape, kind in of_rank:
@@ -136,17 +149,21 @@ def _merge(texts: list[str]) -> list[Signature]:
                 merged[name] = new
                 owner[name] = rank
             elif dtype is not None and new != old:
-                raise ValueError(
-                    f"average_gradients: gradient {name}: rank {rank} has a {new}, "
-                    f"rank {owner[name]} a {old}; it must be the same on every rank"
+                raise harmless(
+                    ValueError(
+                        f"average_gradients: gradient {name}: rank {rank} has a {new}, "
+                        f"rank {owner[name]} a {old}; it must be the same on every rank"
+                    )
                 )
     for rank, of_rank in enumerate(entries):
         for name, dtype, _, _ in of_rank:
             found = merged[name]
             if dtype is None and found.kind and found.kind not in kinds[rank]:
-                raise TypeError(
-                    f"average_gradients: gradient {name}: rank {owner[name]} has a {found}, rank {rank} None, and "
-                    f"it has not imported {needed_for(found.kind) or found.kind}; import it there"
+                raise harmless(
+                    TypeError(
+                        f"average_gradients: gradient {name}: rank {owner[name]} has a {found}, rank {rank} None, and "
+                        f"it has not imported {needed_for(found.kind) or found.kind}; import it there"
+                    )
                 )
     return list(merged.values())
 
@@ -195,42 +212,3 @@ def _buckets(
             bucket.append(item)
             nbytes += more
         yield bucket
-
-
-# ---- nests ----------------------------------------------------------------------------------------
-
-
-def _leaves(nest: Any, name: Name) -> Iterator[tuple[Name, Any]]:
-    if isinstance(nest, dict):
-        for key, value in nest.items():
-            if not isinstance(key, (str, int)):
-                raise TypeError(
-                    f"gradient names must be str or int, got {key!r} in {_text(name) or 'the dict'}"
-                )
-            yield from _leaves(value, (*name, key))
-    elif isinstance(nest, (list, tuple)):
-        for index, value in enumerate(nest):
-            yield from _leaves(value, (*name, index))
-    else:
-        yield name, nest
-
-
-def _rebuilt(nest: Any, name: Name, averaged: dict[str, Array]) -> Any:
-    if isinstance(nest, dict):
-        return {
-            key: _rebuilt(value, (*name, key), averaged) for key, value in nest.items()
-        }
-    if isinstance(nest, (list, tuple)):
-        items = [_rebuilt(value, (*name, i), averaged) for i, value in enumerate(nest)]
-        if isinstance(nest, list):
-            return items
-        return type(nest)(*items) if hasattr(nest, "_fields") else tuple(items)
-    return averaged.get(_text(name))
-
-
-def _text(name: Name) -> str:
-    return "".join(f"[{key!r}]" for key in name)
-
-
-def _sort_key(name: Name) -> list[tuple[str, Any]]:
-    return [(type(key).__name__, key) for key in name]

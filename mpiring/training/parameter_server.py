@@ -17,17 +17,18 @@ Asynchronous mode
     each worker by itself, so messages of different workers never mix.  With a timeout on the ring, ``serve``
     gives up when no worker has said anything for that long.
 
-If the update raises, the server's ``serve`` raises that, and every worker a :class:`RingError` that says so
-when it next asks for something.
+If the update raises, or gives what does not fit, the parameters are as before it, the server's ``serve`` raises that,
+and every worker a :class:`RingError` that says so when it next asks for something.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -39,15 +40,14 @@ from ..wire.execute import Position
 from ..wire.mpi import TAG_SERVER
 from ..wire.operands import operand
 from ..wire.transport import Program, Request, together, wait
-from .agreement import check_server, difference, everyone_says, parameter
-from .flat import Flat, groups, signature
+from .agreement import by_name, check_server, difference, everyone_says, parameter
+from .flat import Flat, groups, named, signature
+from .updates import Update, Updates
 
 _SERVE, _PULL, _PUSH, _DONE, _FAILED = range(5)  # what a rank wants
 _REPLY = struct.Struct(
     "<H512s"
 )  # bytes of what went wrong in the update, 0 if all is well
-
-Update = Callable[[dict[str, Array], dict[str, Array]], "Mapping[str, Any] | None"]
 
 
 class ParameterServer:
@@ -58,8 +58,9 @@ class ParameterServer:
         params: a mapping of named arrays; the root's values are the ones that count, but every rank gives the
             same names, dtypes and shapes.  They are copied.
         update: ``update(params, grads)``, called on the root: changes the arrays in ``params`` in place, puts
-            others in their place, or returns new values for some or all of them.  ``grads`` has the sum over
-            the workers (sync) or one worker's gradients (async), zeros where none were pushed; its memory is
+            others in their place, or returns new values for some or all of them; these may be views of other
+            parameters.  A value has to fit: floats are rounded, nothing else may be lost.  ``grads`` has the sum
+            over the workers (sync) or one worker's gradients (async), zeros where none were pushed; its memory is
             used again for the next update.  Workers may pass None.
         root: the rank that serves.
         mode: ``"sync"`` or ``"async"``.
@@ -80,33 +81,42 @@ class ParameterServer:
         self.ring = ring
         self.root = root
         self.mode = mode
-        self._update = update
-        self._finished = False
+        self._ended = ""  # how this rank's part has ended, in words
         failure: Exception | None = None
         said = ""
         try:
-            check_server(ring, params, update, root, mode)
+            self.root = check_server(ring, params, update, root, mode)
+            arrays = by_name(params)
             places: dict[str, tuple[str, str]] = {}
             signatures = [
-                parameter(name, params[name], places) for name in sorted(params)
+                parameter(name, array, places) for name, array in arrays.items()
             ]
-            said = json.dumps({"root": root, "mode": mode, "params": signatures})
+            said = json.dumps({"root": self.root, "mode": mode, "params": signatures})
             self._params = [
-                Flat(group, operand(params[group[0].name]).kind)
+                Flat(group, operand(arrays[group[0].name]).kind)
                 for group in groups(signatures)
             ]
             self._grads = [flat.another() for flat in self._params]
             for flat in self._params:
-                flat.fill(params)
+                flat.fill(arrays)
+            if update is not None and ring.rank == self.root:
+                self._updates = Updates(update, self._params)
         except Exception as error:
             failure = error
-        if not ring.exchange("ParameterServer", said, failure):
-            raise difference(everyone_says(ring, said))
+        with ring.composed("ParameterServer"):
+            if not ring.exchange("ParameterServer", said, failure):
+                raise harmless(difference(everyone_says(ring, said)))
 
     @property
     def params(self) -> dict[str, Array]:
         """The parameters as this rank has them: on the root the current ones, else the last it was sent."""
-        return _named(self._params)
+        return named(self._params)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "a ParameterServer can be neither copied nor pickled: it is this rank's part of something that all ranks "
+            "of a ring hold together; make another one, on every rank, or copy its params"
+        )
 
     # ---- the server's side ------------------------------------------------------------------------
 
@@ -116,48 +126,25 @@ class ParameterServer:
         Raises:
             RingError: on a rank that is not the root, and if it was called before.
             RingTimeout: if the ring has a timeout and no worker says anything for so long.
-            Exception: what ``update`` raised; the workers get a :class:`RingError`.
+            TypeError, ValueError: if ``update`` gave a parameter what it cannot hold; the workers get a
+                :class:`RingError`, as from whatever else ``update`` raises.
         """
         if self.ring.rank != self.root:
             raise RingError(
                 f"serve: rank {self.ring.rank} is a worker, rank {self.root} serves"
             )
-        if self._finished:
-            raise RingError("serve: every worker is done; make a new ParameterServer")
-        self._finished = True
-        if self.mode == "async":
-            failure = self.ring.perform("serve", self._listen_to_all)
-            if failure is not None:
-                raise failure
-        else:
-            self._serve_in_step()
+        if self._ended:
+            raise RingError(f"serve: {self._ended}; make a new ParameterServer")
+        self._ended = "every worker is done"
+        try:
+            if self.mode == "async":
+                self._serve_each()
+            else:
+                self._serve_in_step()
+        except BaseException as error:
+            self._ended = f"it has ended: {type(error).__name__}: {error}"
+            raise
         return self.params
-
-    def _apply(self, grads: list[Flat]) -> None:
-        assert self._update is not None
-        current = self.params
-        given = dict(current)
-        returned = self._update(given, _named(grads))
-        copies = [i.name for f in self._params if f.shows_copies for i in f.signatures]
-        new = {
-            name: value
-            for name, value in given.items()
-            if name in copies or value is not current.get(name)
-        }
-        new.update(returned or {})
-        for name, value in new.items():
-            if name not in current:
-                raise ValueError(
-                    f"update: gave {name!r}, which is no parameter; known: {sorted(current)}"
-                )
-            shape = () if value is None else np.shape(value)
-            if value is None or shape != current[name].shape:
-                got = "None" if value is None else f"shape {shape}"
-                raise ValueError(
-                    f"update: gave {got} for {name}, expected shape {current[name].shape}"
-                )
-        for flat in self._params:
-            flat.update(new)
 
     # ---- the workers' side ------------------------------------------------------------------------
 
@@ -173,7 +160,7 @@ class ParameterServer:
             self.ring.perform("pull", self._ask_for_parameters)
         else:
             self._in_step(_PULL)
-        return _named([flat.copied() for flat in self._params])
+        return named([flat.copied() for flat in self._params])
 
     def push(self, grads: Mapping[str, Any]) -> None:
         """Give gradients to the server.
@@ -216,7 +203,7 @@ class ParameterServer:
             RingTimeout: the ring is broken afterwards.
         """
         self._check_worker("done")
-        self._finished = True
+        self._ended = "this worker is done"
         if self.mode == "async":
             self.ring.perform("done", self._say_done)
             return
@@ -228,10 +215,8 @@ class ParameterServer:
             raise RingError(
                 f"{verb}: rank {self.root} is the server; its part is serve()"
             )
-        if self._finished:
-            raise RingError(
-                f"{verb}: this worker is done, or was told that the server failed"
-            )
+        if self._ended:
+            raise RingError(f"{verb}: {self._ended}")
 
     # ---- synchronous: every rank takes part in every step -----------------------------------------
 
@@ -244,7 +229,7 @@ class ParameterServer:
         while (taken := self._step(_SERVE)) is not None:
             if taken == _PUSH:
                 try:
-                    self._apply(self._grads)
+                    self._updates.apply(self._grads)
                 except Exception as failure:
                     with suppress(RingError):  # the workers may be gone
                         self._wishes(_FAILED, _told(failure))
@@ -252,6 +237,10 @@ class ParameterServer:
 
     def _step(self, wanted: int) -> int | None:
         """One step of all ranks: returns what was done, None if every worker is done."""
+        with self.ring.composed("parameter server"):
+            return self._taken(wanted)
+
+    def _taken(self, wanted: int) -> int | None:
         ring = self.ring
         wishes = self._wishes(wanted)
         workers = [wish for rank, wish in enumerate(wishes) if rank != self.root]
@@ -276,20 +265,28 @@ class ParameterServer:
         more = len(said) - ring.size  # only the root says more than a byte
         text, wishes = said[place : place + more], said[:place] + said[place + more :]
         if wishes[self.root] == _FAILED and ring.rank != self.root:
-            self._finished = True
             raise self._failed(text)
         return list(wishes)
 
     # ---- asynchronous: messages between a worker and the server -----------------------------------
 
-    def _listen_to_all(
-        self, carriage: Carriage, position: Position
-    ) -> Program[Exception | None]:
+    def _serve_each(self) -> None:
         failures: list[Exception] = []
+        try:
+            self.ring.perform("serve", partial(self._listen_to_all, failures))
+        except RingError as error:
+            if failures:  # and a worker has never come to hear of it
+                raise error from failures[0]
+            raise
+        if failures:
+            raise failures[0]
+
+    def _listen_to_all(
+        self, failures: list[Exception], carriage: Carriage, position: Position
+    ) -> Program[None]:
         workers = [rank for rank in range(carriage.inner.size) if rank != self.root]
         lines = [_Line(carriage, position, rank) for rank in workers]
         yield from together([self._listen(line, failures) for line in lines])
-        return failures[0] if failures else None
 
     def _listen(self, line: _Line, failures: list[Exception]) -> Program[None]:
         """Serve one worker until it is done, or has been told of a failure."""
@@ -301,7 +298,7 @@ class ParameterServer:
                 yield from line.move(False, grads)
                 if not failures:
                     try:
-                        self._apply(grads)
+                        self._updates.apply(grads)
                     except Exception as error:
                         failures.append(error)
                 continue
@@ -309,6 +306,7 @@ class ParameterServer:
             text = _told(failures[0]) if failures else b""
             yield from line.send(_REPLY.pack(len(text), text))
             if text or wish[0] == _DONE:
+                line.is_over()
                 return
             snapshot = [flat.copied() for flat in self._params]
             yield from line.move(True, snapshot)
@@ -316,17 +314,22 @@ class ParameterServer:
     def _ask_for_parameters(
         self, carriage: Carriage, position: Position
     ) -> Program[None]:
-        line = _Line(carriage, position, self.root)
+        line = self._to_server(carriage, position)
         yield from self._ask(line, _PULL)
         yield from line.move(False, self._params)
 
     def _send_gradients(self, carriage: Carriage, position: Position) -> Program[None]:
-        line = _Line(carriage, position, self.root)
+        line = self._to_server(carriage, position)
         yield from line.send(bytes([_PUSH]))
         yield from line.move(True, self._grads)
 
     def _say_done(self, carriage: Carriage, position: Position) -> Program[None]:
-        yield from self._ask(_Line(carriage, position, self.root), _DONE)
+        yield from self._ask(self._to_server(carriage, position), _DONE)
+
+    def _to_server(self, carriage: Carriage, position: Position) -> _Line:
+        """This worker's line; what the other workers do is no concern of its."""
+        position.excused = frozenset(range(carriage.inner.size)) - {self.root}
+        return _Line(carriage, position, self.root)
 
     def _ask(self, line: _Line, wish: int) -> Program[None]:
         yield from line.send(bytes([wish]))
@@ -334,13 +337,15 @@ class ParameterServer:
         yield from line.receive(reply)
         length, text = _REPLY.unpack(reply)
         if length:
-            self._finished = True
-            raise harmless(self._failed(text[:length]))
+            raise self._failed(text[:length])
 
     def _failed(self, text: bytes) -> RingError:
-        return RingError(
-            f"parameter server: the update raised on rank {self.root}: {text.decode(errors='replace')}"
+        """The error of a worker that hears that an update failed; its part ends with it."""
+        self._ended = (
+            f"parameter server: the update raised on rank {self.root}: "
+            f"{text.decode(errors='replace')}"
         )
+        return harmless(RingError(self._ended))
 
 
 class _Line:
@@ -365,6 +370,10 @@ class _Line:
             request = flat.post(self._carriage, is_send, self._peer, TAG_SERVER)
             yield from self._wait(request)
 
+    def is_over(self) -> None:
+        """No more will come: whoever waits in vain does not wait for this rank."""
+        self._position.excused |= {self._peer}
+
     def _wait(self, request: Request) -> Program[None]:
         yield from wait(request)
         self._position.has_moved = True
@@ -374,7 +383,3 @@ def _told(error: Exception) -> bytes:
     """What went wrong, as the workers hear it."""
     text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
     return text[: _REPLY.size - 2]
-
-
-def _named(flats: list[Flat]) -> dict[str, Array]:
-    return {name: view for flat in flats for name, view in flat.views.items()}

@@ -64,7 +64,7 @@ def check_op(op: str, dtype: str) -> None:
     Traceback (most recent call last):
     TypeError: op 'avg' of int32 would need rounding: convert to float64 first, or use 'sum'
     """
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise ValueError(
             f"unknown op {op!r}; known: {', '.join(OPS)}, and MPI.SUM, PROD, MIN, MAX"
         )

@@ -6,7 +6,7 @@ import struct
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import DeadlockError, RingError, ScheduleError
 from .agree import FAILURE_BYTES, Summary, shortened
@@ -112,6 +112,11 @@ class Call:
         error = _RAISED[name](message)
         error.__cause__ = mine
         return error
+
+
+def as_text(value: Any) -> str:
+    """A value of the user's as the ranks compare it: text as the text it is, though a str's heir may show another."""
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 class _Local(AbstractContextManager[None]):

@@ -30,7 +30,7 @@ from . import arithmetic, fused, hierarchy, small
 from .agree import Heard, Opening
 from .arithmetic import Array
 from .arrays import Kind
-from .calls import Call, difference, facts_of, with_facts
+from .calls import Call, as_text, difference, facts_of, with_facts
 from .device_transport import Carriage
 from .execute import Position, execute
 from .memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
@@ -399,9 +399,9 @@ class Collectives:
         """Check the arguments of a reduction and choose its schedule; None for the MPI's own."""
         call.fields = (
             ("array", source.description),
-            ("op", str(op)),
-            ("order", str(order)),
-            ("algorithm", str(algorithm)),
+            ("op", as_text(op)),
+            ("order", as_text(order)),
+            ("algorithm", as_text(algorithm)),
             ("root", str(root)),
         )
         arithmetic.check_op(op, source.dtype)

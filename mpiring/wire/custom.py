@@ -45,7 +45,7 @@ def run(
                 f"pass arrays of ring.empty to ring.{plan.collective} on several hosts, and it is what they take"
             )
         name = f"{plan.algorithm} {plan.collective} #{_digest(plan)}"
-        call.fields = (("schedule", name), ("op", str(op)))
+        call.fields = (("schedule", name),)
         _prove(plan)
     if call.failure is not None:
         yield from member.open(call)
@@ -56,6 +56,7 @@ def run(
         call.fields = (*call.fields, ("array", source.description))
         reduces = plan.collective != "allgather"
         if reduces:
+            call.fields = (*call.fields, ("op", str(op)))
             arithmetic.check_op(op, source.dtype)
             note_flushing(call, source)
         wide = reduces and arithmetic.accumulator(op, source.dtype) != source.dtype

@@ -24,6 +24,8 @@ from ..plan.schedules import Step
 from .memory import Memory
 from .transport import Program, Transport, wait
 
+_NOBODY: frozenset[int] = frozenset()
+
 AfterStep = Callable[[int, Step], None]
 
 
@@ -36,7 +38,7 @@ class Position:
         segment: the segment of the message that is waited for.
         is_collective: whether every rank makes this call; a message is the affair of two.
         has_moved: set by a program whose deadline counts from its last message, when one has come.
-        excused: ranks that have done all that is asked of them, and may be anywhere.
+        excused: ranks that it waits for no more, or never does: they are not to blame if it waits in vain.
     """
 
     __slots__ = ("phase", "step", "segment", "is_collective", "has_moved", "excused")
@@ -47,7 +49,7 @@ class Position:
         self.segment: int | None = None
         self.is_collective = is_collective
         self.has_moved = False
-        self.excused: set[int] = set()
+        self.excused = _NOBODY
 
     def __str__(self) -> str:
         if self.step is None:

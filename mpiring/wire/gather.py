@@ -17,7 +17,7 @@ from ..plan.segments import Segments
 from . import fused, peers
 from .arithmetic import Array
 from .arrays.mapped import Place
-from .calls import Call
+from .calls import Call, as_text
 from .collectives import (
     Collectives,
     known,
@@ -44,7 +44,7 @@ def allgather(
             ("dtype", source.dtype),
             ("dimensions", str(max(source.array.ndim, 1))),
             ("trailing dimensions", str(list(trailing))),
-            ("algorithm", str(algorithm)),
+            ("algorithm", as_text(algorithm)),
         )
         known("algorithm", algorithm, names_of("allgather"))
         member.need_library(algorithm, source.kind)

@@ -48,13 +48,16 @@ _TYPES = {
 
 
 def op_name(op: object) -> object:
-    """``MPI.SUM`` and friends by our names; anything else unchanged."""
+    """``MPI.SUM`` and friends by our names, and any text as plain text; anything else unchanged."""
+    if type(op) is str:  # most of them
+        return op
     if isinstance(op, MPI.Op):
         for name in ("sum", "prod", "min", "max"):
             if op == _OPS[name]:
                 return name
         return "an MPI.Op that is not MPI.SUM, PROD, MIN or MAX"
-    return op
+    # The str() of an Enum's member is not its value.
+    return str.__str__(op) if isinstance(op, str) else op
 
 
 class MPIRequest(Request):

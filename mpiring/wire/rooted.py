@@ -25,7 +25,7 @@ from .arrays import (
     kinds_here,
     needed_for,
 )
-from .calls import Call
+from .calls import Call, as_text
 from .collectives import (
     Collectives,
     all_ride,
@@ -131,7 +131,7 @@ def broadcast(
     call = Call("broadcast")
     size, rank = member.transport.size, member.transport.rank
     with call.local():
-        call.fields = (("algorithm", str(algorithm)),)
+        call.fields = (("algorithm", as_text(algorithm)),)
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
         member.choose(call, algorithm)

@@ -171,6 +171,10 @@ class CupyKind(Kind):
     def pointer(self, x: Array) -> int:
         return int(x.data.ptr)
 
+    def on_host(self, x: Array) -> Array:
+        with self._at_work():
+            return self.cupy.asnumpy(x)
+
     # ---- flat buffers and arithmetic, on S --------------------------------------------------------
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:

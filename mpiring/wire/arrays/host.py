@@ -13,6 +13,7 @@ from ...plan.segments import pieces
 from .. import arithmetic, kernels
 from ..arithmetic import Array
 from ..packages import install
+from . import fit
 
 # Below so many bytes calling a kernel costs more than NumPy takes, but for 16-bit floats.
 _KERNEL_BYTES = 32 << 10
@@ -147,6 +148,27 @@ class Kind:
     def pointer(self, x: Array) -> int:
         """Address of its first element."""
         return int(x.__array_interface__["data"][0])
+
+    def on_host(self, x: Array) -> Array:
+        """``x`` in host memory, for the host to look at now."""
+        return x
+
+    def misfit(self, x: Array, dtype: str) -> str:
+        """The first element of ``x`` that the dtype of that name cannot hold, in words; nothing if it holds them all.
+
+        See :mod:`mpiring.wire.arrays.fit`.
+        """
+        wanted = as_dtype(dtype)
+        if np.can_cast(x.dtype, wanted, "safe"):
+            return ""
+        return fit.misfit(self.on_host(x), wanted)
+
+    def listed(self, given: Any, dtype: str) -> Array:
+        """A list of numbers, or one, as an array that is to become one of the dtype of that name.
+
+        See :func:`mpiring.wire.arrays.fit.listed`.
+        """
+        return self.as_array(fit.listed(given, as_dtype(dtype)))
 
     # ---- flat buffers -----------------------------------------------------------------------------
 
