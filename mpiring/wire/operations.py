@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ..errors import RingError, RingTimeout
+from .arguments import seconds_of
 from .communicators import Lease
 from .execute import Position
 from .mpi import TAG_STATUS, MPITransport
@@ -409,11 +410,13 @@ class Work(Generic[T]):
             timeout: seconds; when they are over the operation goes on, and may be waited for again.
 
         Raises:
+            ValueError: for a wrong ``timeout``, here alone.
             RingTimeout: if ``timeout`` or the call's own deadline passes.
             Exception: what the call would have raised, on every rank.
         """
+        seconds = seconds_of(timeout)
         self._operation.forgive_absence()
-        return self._operations.wait(self._operation, timeout)
+        return self._operations.wait(self._operation, seconds)
 
     def test(self) -> bool:
         """Whether the operation is done; drives it on as far as it goes without waiting."""
