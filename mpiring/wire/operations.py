@@ -418,6 +418,11 @@ class Work(Generic[T]):
         self._operation.forgive_absence()
         return self._operations.wait(self._operation, seconds)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "a Work cannot be copied or pickled: its operation is under way in this process; use what wait() returns"
+        )
+
     def test(self) -> bool:
         """Whether the operation is done; drives it on as far as it goes without waiting."""
         self._operation.forgive_absence()

@@ -388,8 +388,10 @@ def _intracomm(comm: Any) -> MPI.Intracomm:
         raise ValueError(
             "Ring: comm is an inter-communicator; a ring needs one group: use comm.Merge()"
         )
-    assert isinstance(comm, MPI.Intracomm)
-    return comm
+    # The same communicator without what a user's class makes of it: a duplicate would be of that class, too.
+    plain = MPI.Intracomm.fromhandle(comm.handle)
+    assert isinstance(plain, MPI.Intracomm)
+    return plain
 
 
 def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:
