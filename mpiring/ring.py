@@ -528,6 +528,12 @@ class Ring:
         # With an exception in flight the other ranks may be anywhere: no word to them.
         self._session.close(drain=kind is None)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "a Ring cannot be copied or pickled: it holds communicators and messages of this process, which a copy "
+            "would share, and close; use the ring itself, or make another one on every rank: mpiring.Ring(comm)"
+        )
+
     def __repr__(self) -> str:
         state = self._session.state
         return f"<mpiring.Ring rank {self.rank} of {self.size}{', ' + state if state else ''}>"

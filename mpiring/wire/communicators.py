@@ -9,6 +9,8 @@ and are often just dropped, at another moment on each rank.  So:
 * a ring that is closed or dropped only *queues* its duplicate, a local act that calls no MPI;
 * when the next ring is made, which is collective anyway, the ranks agree on the duplicates that all of them
   have queued.  One is reused, those beyond ``KEEP`` are freed, by all ranks in the same order;
+* they carry none of the parent's hints that promise something, such as ``mpi_assert_no_any_source``: what the user
+  does not do, a ring may do;
 * a ring may outlive its parent, as any duplicate may.  Its communicator is then freed when the next ring of
   any parent is made.
 
@@ -32,6 +34,8 @@ KEEP = 4  # queued duplicates that are kept for later rings
 _COLLECT_ABOVE = (
     32  # live duplicates from which on a ring that is only garbage is looked for
 )
+
+_ASSERTION = "mpi_assert_"  # how MPI's hints begin that promise something
 
 Wait = Callable[[MPI.Request, str], None]  # waits for a request or raises RingTimeout
 
@@ -137,7 +141,26 @@ def _free_requests() -> None:
 def _duplicate(parent: MPI.Intracomm, pool: _Pool, wait: Wait) -> MPI.Intracomm:
     comm, request = parent.Idup()
     _complete(request, pool, wait, "duplicating the communicator", comm)
+    _take_back_assertions(comm)
     return comm
+
+
+def _take_back_assertions(comm: MPI.Intracomm) -> None:
+    """Forget what the user has promised of the parent, such as that nobody receives from any source.
+
+    Some MPIs copy such hints, and ``Idup_with_info`` does not keep all of them from it.  Local, as far as we have seen.
+    """
+    given = comm.Get_info()
+    promised = [
+        key
+        for key, value in given.items()
+        if key.startswith(_ASSERTION) and value == "true"
+    ]
+    given.Free()
+    if promised:
+        info = MPI.Info.Create(dict.fromkeys(promised, "false"))
+        comm.Set_info(info)
+        info.Free()
 
 
 def _complete(

@@ -9,6 +9,7 @@ results in, and wait for each new NumPy.
 Rules:
 
 * the bits are those of :func:`mpiring.wire.arithmetic.combine`, so that ranks need not agree on who has llvmlite;
+* the machine code lives as long as somebody has the kernel, whatever is kept here;
 * llvmlite is imported when a kernel is first asked for.  Where there is none, or none for this CPU, there is no
   kernel, and NumPy does it.
 """
@@ -23,6 +24,7 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .kernel_code import Form, write
 from .packages import install
@@ -36,7 +38,13 @@ MOST = 16  # operands, and outputs: registers and compile time are finite
 _log = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=1024)
+# Each holds 0.8 MiB: LLVM's, more than its code.  So many are kept; where more are in use they are made anew, in turns,
+# unless somebody else has them.
+_KEPT = 64
+_alive: WeakValueDictionary[Form, Any] = WeakValueDictionary()
+
+
+@lru_cache(maxsize=_KEPT)
 def find(form: Form) -> Kernel | None:
     """The kernel of a form, made now if need be; None if there is none, so that NumPy has to do it.
 
@@ -49,7 +57,10 @@ def find(form: Form) -> Kernel | None:
     has_float16 = "float16" in (*form.operands, form.out)
     if compiler.missing or (has_float16 and not compiler.has_float16):
         return None
-    return compiler.compile(form)
+    kernel: Kernel | None = _alive.get(form)
+    if kernel is None:
+        kernel = _alive[form] = compiler.compile(form)
+    return kernel
 
 
 def missing() -> str:

@@ -14,6 +14,7 @@ import struct
 from typing import Any, NamedTuple
 
 from ..errors import harmless
+from .arguments import whole_number
 from .arithmetic import DTYPES, itemsize
 from .device_transport import Carriage
 from .operands import Operand, Passed, Target, checked_output, clash, operand
@@ -65,7 +66,7 @@ def exchange(
     posts = []
     for place, message in enumerate(messages):
         try:
-            source = _checked(transport, message, is_group)
+            message, source = _checked(transport, message, is_group)
         except (TypeError, ValueError) as error:
             raise harmless(error)  # nothing has been sent
         stages = carriage.stages(source.kind, source.array)
@@ -88,23 +89,19 @@ def exchange(
     return results
 
 
-def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
+def _checked(
+    transport: Transport, message: Message, is_group: bool
+) -> tuple[Message, Operand]:
     verb, end = ("send", "dest") if message.is_send else ("recv", "source")
     _, array, peer, tag = message
     me = f"{verb}: rank {transport.rank}"
-    if (
-        isinstance(peer, bool)
-        or not isinstance(peer, int)
-        or not 0 <= peer < transport.size
-    ):
-        raise ValueError(f"{me}: {end} must be 0 to {transport.size - 1}, got {peer!r}")
+    peer = whole_number(f"{me}: {end}", peer, 0, transport.size - 1)
     if peer == transport.rank and not is_group:
         raise ValueError(
             f"{me}: {end} is this rank itself, which would wait for ever: "
             "put the send and the recv into one group()"
         )
-    if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < USER_TAGS:
-        raise ValueError(f"{me}: tag must be 0 to {USER_TAGS - 1}, got {tag!r}")
+    tag = whole_number(f"{me}: tag", tag, 0, USER_TAGS - 1)
     try:
         source = operand(array)
         is_immutable = source.kind.is_immutable(array)
@@ -116,7 +113,7 @@ def _checked(transport: Transport, message: Message, is_group: bool) -> Operand:
             checked_output(source, array)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{me}: {error}") from None
-    return source
+    return Message(message.is_send, array, peer, tag), source
 
 
 def _check_apart(transport: Transport, posts: list[_Post]) -> None:

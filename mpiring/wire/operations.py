@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 from mpi4py import MPI
 
 from ..errors import RingError, RingTimeout, harmless, is_harmless
+from .arguments import seconds_of
 from .communicators import Lease
 from .execute import Position
 from .guard import Guard
@@ -440,11 +441,17 @@ class Work(Generic[T]):
             timeout: seconds; when they are over the operation goes on, and may be waited for again.
 
         Raises:
+            ValueError: for a wrong ``timeout``, here alone.
             RingTimeout: if ``timeout`` or the call's own deadline passes, which counts from the first ``wait`` or
                 ``test``.
             Exception: what the call would have raised, on every rank.
         """
-        return self._operations.wait(self._operation, timeout)
+        return self._operations.wait(self._operation, seconds_of(timeout))
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "a Work cannot be copied or pickled: its operation is under way in this process; use what wait() returns"
+        )
 
     def test(self) -> bool:
         """Whether the operation is done; drives it on as far as it goes without waiting."""

@@ -17,6 +17,7 @@ The token is not looked at again: a ring whose rank has ended is of no use anyho
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from typing import TYPE_CHECKING
@@ -29,6 +30,14 @@ from .transport import Program
 
 if TYPE_CHECKING:
     from .collectives import Collectives
+
+# Why what the ranks have tried does not work any more.
+_REASONS = {
+    errno.ESRCH: "that process has ended",
+    errno.EFAULT: "an array of this call has no memory there any more: it was given back during the call",
+    errno.EPERM: "it could when the ring tried: one of the two processes has changed its user or given up privileges "
+    "since, or may not be traced any more; do that before making a ring, or set MPIRING_PEER_MEMORY=0",
+}
 
 _MEETING = struct.Struct(f"<iQ{TOKEN_BYTES}s")  # what a rank says of itself
 _FAULT_BYTES = 100  # of words that travel
@@ -91,7 +100,7 @@ class PeerMemory:
     def _lost(self, verb: str, rank: int, error: OSError) -> RingError:
         return RingError(
             f"rank {self._rank} cannot {verb} the memory of rank {rank} (process {self._pids[rank]}): "
-            f"{error.strerror}; that process has ended, or has given the memory of an array back during a call"
+            f"{error.strerror}; {_REASONS.get(error.errno or 0, 'it could when the ring tried')}"
         )
 
     def _trial(self, member: Collectives) -> Program[tuple[list[int], str]]:

@@ -6,7 +6,6 @@ ranks need not know what comes: the root says it in the opening exchange, as its
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -15,6 +14,7 @@ from ..errors import harmless
 from ..plan.programs import RankProgram
 from ..plan.segments import Segments
 from . import arithmetic, fused, peers, small
+from .arguments import whole_number
 from .arithmetic import DTYPES, Array
 from .arrays import (
     KINDS,
@@ -64,7 +64,8 @@ def reduce(
     with call.local():
         source = operand(x)
         call.fields = (("array", source.description),)
-        is_root = _checked_root(call, root, transport.size) == transport.rank
+        root = _checked_root(call, root, transport.size)
+        is_root = root == transport.rank
         path = member.path(call, source, op, order, algorithm, root)
         target = output(source, out, source.array.shape) if is_root else None
         flat = (
@@ -135,6 +136,7 @@ def broadcast(
         known("algorithm", algorithm, BROADCAST_ALGORITHMS)
         member.need_library(algorithm, NUMPY if x is None else kind_of(x))
         member.choose(call, algorithm)
+        root = _checked_root(call, root, size)
 
     def path(nbytes: int) -> RankProgram | None:
         name = algorithm
@@ -161,7 +163,7 @@ def broadcast_along(
     transport = member.transport
     said = _no_array()
     with call.local():
-        is_root = _checked_root(call, root, transport.size) == transport.rank
+        is_root = root == transport.rank
         if x is not None:
             source = operand(x)
             said = _signature(source)
@@ -244,17 +246,19 @@ def broadcast_along(
 
 
 def _checked_root(call: Call, root: Any, size: int) -> int:
-    call.fields = (*call.fields, ("root", str(root)))
-    if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < size:
-        raise ValueError(f"root must be 0 to {size - 1}, got {root!r}")
-    return root
+    number = whole_number("root", root, 0, size - 1)
+    call.fields = (*call.fields, ("root", str(number)))
+    return number
 
 
 # ---- what the ranks say of a broadcast's array ----------------------------------------------------
 
-# A rank with an array says (place of its kind, place of its dtype, shape), one without the kinds it has.
+# A rank with an array says (place of its kind, place of its dtype, shape), one without the kinds it has.  The lengths
+# of a shape are packed as in LEB128: seven bits in a byte, whose eighth bit says that more follow.  All elements have
+# an address, so that the bits of all lengths are few: 64 dimensions, as many as NumPy has, take 73 bytes.
 _CODES = sorted(DTYPES)
-_MOST_DIMENSIONS = 12  # what a payload has room for
+_MORE = 1 << 7
+_MOST_BYTES = 80
 
 
 def _no_array() -> bytes:
@@ -262,18 +266,28 @@ def _no_array() -> bytes:
 
 
 def _signature(source: Operand) -> bytes:
-    shape = source.array.shape
-    if len(shape) > _MOST_DIMENSIONS:
+    said = [kind_code(source.kind), _CODES.index(source.dtype)]
+    for length in source.array.shape:
+        while length >= _MORE:
+            said.append(length % _MORE | _MORE)
+            length //= _MORE
+        said.append(length)
+    if len(said) > _MOST_BYTES:
         raise ValueError(
-            f"an array of {len(shape)} dimensions; a broadcast takes at most {_MOST_DIMENSIONS}: reshape it"
+            f"an array of {len(source.array.shape)} dimensions, whose shape a broadcast cannot send; reshape it"
         )
-    codes = (kind_code(source.kind), _CODES.index(source.dtype))
-    return struct.pack(f"<BB{len(shape)}q", *codes, *shape)
+    return bytes(said)
 
 
 def _parsed(said: bytes) -> tuple[str, str, tuple[int, ...]]:
-    kind, code, *shape = struct.unpack(f"<BB{len(said) // 8}q", said)
-    return KINDS[kind], _CODES[code], tuple(shape)
+    shape, length, weight = [], 0, 1
+    for byte in said[2:]:
+        length += byte % _MORE * weight
+        weight *= _MORE
+        if byte < _MORE:
+            shape.append(length)
+            length, weight = 0, 1
+    return KINDS[said[0]], _CODES[said[1]], tuple(shape)
 
 
 def _bytes_of(said: bytes) -> int:

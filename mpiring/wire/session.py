@@ -8,7 +8,6 @@ which any call becomes an operation.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import socket
 import time
@@ -20,6 +19,7 @@ from mpi4py import MPI
 from ..errors import RingError, RingTimeout, harmless
 from . import arithmetic, communicators, device_support, mpi, profiles, small, tuning
 from .agree import PAYLOAD_BYTES, Opening
+from .arguments import seconds_of, whole_number
 from .arrays import as_at_call
 from .calls import Call
 from .collectives import Collectives
@@ -69,16 +69,18 @@ class Session:
         call = Call("Ring")
         seconds: float | None = None
         with call.local():
+            seconds = seconds_of(timeout)
+            if not isinstance(check, bool):
+                raise TypeError(f"check must be True or False, got {check!r}")
+            members = whole_number("members", members, 1, mpi.MOST_MEMBERS)
+            message_bytes = whole_number(
+                "message_bytes", message_bytes, 1, (1 << 31) - 1
+            )
             call.fields = (
                 ("check", str(check)),
                 ("members", str(members)),
                 ("message_bytes", str(message_bytes)),
             )
-            seconds = _seconds(timeout)
-            if not isinstance(check, bool):
-                raise TypeError(f"check must be True or False, got {check!r}")
-            _check_range("members", members, mpi.MOST_MEMBERS)
-            _check_range("message_bytes", message_bytes, (1 << 31) - 1)
         deadline = None if seconds is None else time.monotonic() + seconds
         lease = communicators.lease(
             parent, lambda request, what: _wait(request, what, deadline)
@@ -168,7 +170,7 @@ class Session:
         # A wrong timeout or list is for all ranks to hear of, like any other argument.
         with call.local():
             self.refuse_in_group()
-            seconds = self.timeout if timeout is None else _seconds(timeout)
+            seconds = self.timeout if timeout is None else seconds_of(timeout)
             count = len(self.members)
             inputs, outputs = _per_member("x", x, count), _per_member("out", out, count)
             if count > 1:
@@ -253,7 +255,7 @@ class Session:
     ) -> list[Any]:
         """Exchange messages now, together; gives their arrays."""
         self.need_one_member(name)
-        seconds = self.timeout if timeout is None else _seconds(timeout)
+        seconds = self.timeout if timeout is None else seconds_of(timeout)
         carriage = self.members[0].carriage
         program = exchange(carriage, messages, is_group=name == "group")
         position = Position(is_collective=False)
@@ -390,11 +392,6 @@ def _per_member(what: str, given: Any, members: int) -> list[Any]:
     return list(given)
 
 
-def _check_range(what: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{what} must be 1 to {most}, got {value!r}")
-
-
 def _intracomm(comm: Any) -> MPI.Intracomm:
     if not isinstance(comm, MPI.Comm):
         raise TypeError(
@@ -408,24 +405,10 @@ def _intracomm(comm: Any) -> MPI.Intracomm:
         raise ValueError(
             "Ring: comm is an inter-communicator; a ring needs one group: use comm.Merge()"
         )
-    assert isinstance(comm, MPI.Intracomm)
-    return comm
-
-
-def _seconds(timeout: Any) -> float | None:
-    if timeout is None:
-        return None
-    if (
-        isinstance(timeout, bool)
-        or not isinstance(timeout, (int, float))
-        or not timeout >= 0
-    ):
-        raise harmless(
-            ValueError(
-                f"timeout must be seconds of 0 or more, or None, got {timeout!r}"
-            )
-        )
-    return None if math.isinf(timeout) else float(timeout)
+    # The same communicator without what a user's class makes of it: a duplicate would be of that class, too.
+    plain = MPI.Intracomm.fromhandle(comm.handle)
+    assert isinstance(plain, MPI.Intracomm)
+    return plain
 
 
 def _wait(request: MPI.Request, what: str, deadline: float | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from launch import launch
@@ -53,3 +55,24 @@ print("went on")
         pytest.skip(job.stdout)
     assert job.returncode != 0 and "went on" not in job.stdout, str(job)
     assert "Segmentation fault" not in job.stderr, str(job)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to give up")
+def test_b54_a_rank_that_gives_up_its_privileges():
+    """The rank lives; the kernel does not let it reach into the others any more."""
+    code = """
+if ring.rank == 1:
+    os.setresuid(65534, 65534, 65534)
+    try:
+        ring.allreduce(x)
+    except mpiring.RingError as error:
+        print(error, flush=True)
+        sys.exit(3)
+ring.allreduce(x)
+"""
+    job = launch(2, ["-c", ENTER + code])
+    if "not here" in job.stdout:
+        pytest.skip(job.stdout)
+    assert job.returncode != 0, str(job)
+    assert "Operation not permitted" in job.stdout, str(job)
+    assert "changed its user" in job.stdout and "has ended" not in job.stdout, str(job)

@@ -5,7 +5,10 @@ Values are exact: rank r contributes ``8**r``, so that the octal digits of a sum
 
 from __future__ import annotations
 
+import mmap
+import resource
 from contextlib import ExitStack
+from pathlib import Path
 
 import array_api_strict
 import numpy as np
@@ -281,3 +284,38 @@ def test_b41_an_output_in_the_input_at_a_wrong_place(comm, ring, count):
     found.append((got.copy(), joined[:count]))
     for number, (got, want) in enumerate(found):
         assert np.array_equal(got, want), number
+
+
+# ---- B54: what the messages of memory say -------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("RLIMIT_FSIZE", "no file longer than 1.0 MiB (ulimit -f)"),
+        ("RLIMIT_AS", " MiB (ulimit -v), and each rank maps the memory of all"),
+    ],
+)
+def test_b54_a_limit_of_one_rank_is_named(comm, ring, name, words):
+    limit = getattr(resource, name)
+    before = resource.getrlimit(limit)
+    ring.allreduce(np.ones(100_000))  # what takes memory once
+    if comm.rank == comm.size - 1:
+        least = 1 << 20
+        if name == "RLIMIT_AS":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            least = pages * mmap.PAGESIZE + (16 << 20)
+        resource.setrlimit(limit, (least, before[1]))
+    try:
+        told = comm.allgather(outcome(lambda: ring.empty(16 << 20, "uint8")))
+    finally:
+        resource.setrlimit(limit, before)
+    x = ring.empty(16 << 20, "uint8")
+    x[...] = 1
+    ring.allreduce(x, out=x, algorithm="shared")
+    assert set(told) == {told[0]} and told[0][0] == "MemoryError", told
+    assert f"rank {comm.size - 1}: 16.0 MiB of node-shared memory" in told[0][1]
+    assert words in told[0][1] and "/dev/shm" not in told[0][1], told
+    assert (x == comm.size).all()

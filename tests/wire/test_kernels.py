@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
@@ -259,6 +260,26 @@ def test_a_cpu_that_does_not_convert_float16(monkeypatch):
         assert kernels.find(Form("sum", ("bfloat16",) * 2, "bfloat16")) is not None
     finally:
         kernels.find.cache_clear()
+
+
+@needs_llvmlite
+def test_b54_kernels_take_bounded_memory():
+    """Of those that nobody has 64 stay; who has one may go on with it, and so may who asks for it again."""
+    kernels.find.cache_clear()
+    gc.collect()
+    before = len(kernels._alive)
+    first = Form("sum", ("float32", "float32"), "float32")
+    held = kernels.find(first)
+    assert held is not None
+    ops, dtypes = ("sum", "prod", "min", "max"), ("float32", "float64")
+    for op, dtype, many, outs in product(ops, dtypes, (3, 4, 5, 6), (1, 2, 3)):
+        assert kernels.find(Form(op, (dtype,) * many, dtype, outs)) is not None
+    gc.collect()
+    assert len(kernels._alive) <= before + kernels._KEPT + 1
+    assert kernels.find(first) is held
+    x, y = np.full(50, 8, "f4"), np.ones(50, "f4")
+    held(x.ctypes.data, y.ctypes.data, y.ctypes.data, 50)
+    assert (y == 9).all()
 
 
 PROGRAM = """

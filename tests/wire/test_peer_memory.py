@@ -13,6 +13,7 @@ import os
 import struct
 import subprocess
 import sys
+import types
 
 import pytest
 from hypothesis import given
@@ -306,6 +307,29 @@ def test_a_peer_that_is_lost_later():
             call(1, 8, address, nbytes)
         words = f"rank 0 cannot {verb} the memory of rank 1 (process {os.getpid()}): Bad address"
         assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "number, words, others",
+    [
+        (errno.ESRCH, "has ended", ("given back", "user")),
+        (errno.EFAULT, "given back", ("ended", "user")),
+        (errno.EPERM, "changed its user", ("ended", "given back")),
+        (errno.ENOMEM, "it could when the ring tried", ("ended", "given back")),
+    ],
+)
+def test_b54_it_says_why_a_peer_is_out_of_reach(monkeypatch, number, words, others):
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    memory = PeerMemory()
+    memory._pids = [os.getpid(), 4711]
+    monkeypatch.setattr(memory, "_reach", types.SimpleNamespace(read=refused))
+    with pytest.raises(RingError) as caught:
+        memory.read(1, 8, 8, 8)
+    text = str(caught.value)
+    assert f"rank 1 (process 4711): {os.strerror(number)}; " in text and words in text
+    assert not any(other in text for other in others)
 
 
 # ---- where it is not wanted, or not there ---------------------------------------------------------
