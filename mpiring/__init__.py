@@ -54,6 +54,8 @@ _HOMES = {
     "plan": ".plan",
 }
 
+_NEED_MPI = ("ParameterServer", "Ring", "Work", "average_gradients")
+
 __all__ = [
     "DeadlockError",
     "ParameterServer",
@@ -73,6 +75,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'mpiring' has no attribute {name!r}")
+    if name in _NEED_MPI:
+        from .wire.packages import need_mpi
+
+        need_mpi(f"mpiring.{name}")
     module = import_module(home, __name__)
     value = module if name == "plan" else getattr(module, name)
     globals()[name] = value

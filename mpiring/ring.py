@@ -146,7 +146,9 @@ class Ring:
             algorithm: ``"auto"``, ``"ring"``, ``"direct"``, ``"shared"``: the same bits from each.  ``"mpi"`` is
                 the MPI's own, which promises no bits.  ``"shared"`` moves no data by message, and takes arrays
                 of :meth:`empty`; ``"auto"`` does without messages for ordinary arrays too, where it can.
-            async_op: return a :class:`Work` at once.
+            async_op: return a :class:`Work` at once.  No thread works for it: it goes on when this rank waits in a
+                call of this ring, or asks.  Call ``work.test()`` between pieces of the computing, such as after
+                each layer; what nobody asks for is all done in ``wait()``.
             timeout: seconds, for this call.
 
         Returns:

@@ -109,13 +109,14 @@ def find_job() -> MPI.Intracomm:
     Raises:
         UsageError: if there is but one, or no MPI.
     """
+    from mpiring.wire.packages import need_mpi
+
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise UsageError(
-            f"no MPI can be loaded ({told}); `mpiring doctor` tells more"
-        ) from error
+        need_mpi("this command")
+    except ImportError as error:
+        raise UsageError(str(error)) from None
+    from mpi4py import MPI
+
     if MPI.COMM_WORLD.size == 1:
         program = sys.argv[0] if Path(sys.argv[0]).name == "mpiring" else "mpiring"
         words = " ".join([program, *sys.argv[1:]])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError
 from ..plan.segments import Segments
+from ..wire.arguments import whole_number
 from ..wire.arithmetic import check_op
 from .flat import Signature, signature
 from .nests import plain_text
@@ -30,14 +30,6 @@ def everyone_says(ring: Ring, said: str) -> list[str]:
     ]
 
 
-def whole(value: Any) -> int | None:
-    """The integer that a value is, NumPy's integers too; None for any other value, and for a bool."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
 def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> int:
     """The root; raises unless a parameter server can be made of these arguments on this rank."""
     if ring.members > 1:
@@ -50,9 +42,7 @@ def check_server(ring: Ring, params: Any, update: Any, root: Any, mode: Any) -> 
         )
     if mode not in ("sync", "async"):
         raise ValueError(f"unknown mode {mode!r}; known: 'sync', 'async'")
-    rank = whole(root)
-    if rank is None or not 0 <= rank < ring.size:
-        raise ValueError(f"root must be 0 to {ring.size - 1}, got {root!r}")
+    rank = whole_number("root", root, 0, ring.size - 1)
     if ring.rank == rank and not callable(update):
         raise TypeError(
             f"update is a {type(update).__name__}, expected a function of params and grads"

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError, harmless
 from ..wire import mpi
+from ..wire.arguments import whole_number
 from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
 from ..wire.calls import as_text
 from ..wire.collectives import known
 from ..wire.operands import operand
-from .agreement import everyone_says, whole
+from .agreement import everyone_says
 from .flat import Flat, Signature, groups, signature
 from .nests import leaves, rebuilt, shown
 
@@ -67,7 +68,7 @@ def _averaged(
 ) -> Any:
     failure: Exception | None = None
     op = mpi.op_name(op)
-    size = None if bucket_bytes is None else whole(bucket_bytes)
+    size: int | None = None
     by_text: dict[str, Any] = {}
     signatures: list[Signature] = []
     places: dict[str, tuple[str, str]] = {}
@@ -76,10 +77,8 @@ def _averaged(
             raise RingError(
                 f"works on rings of one member a process, this one has {ring.members}"
             )
-        if bucket_bytes is not None and (size is None or size < 1):
-            raise ValueError(
-                f"bucket_bytes must be 1 or more, or None, got {bucket_bytes!r}"
-            )
+        if bucket_bytes is not None:
+            size = whole_number("bucket_bytes", bucket_bytes, 1)
         known("order", order, ("ring", "rank"))
         check_op(op, "float64")  # whether there is one of that name
         by_name = leaves(grads)

@@ -14,11 +14,11 @@ from typing import Any
 from ..errors import harmless
 
 
-def whole_number(what: str, value: Any, least: int, most: int) -> int:
+def whole_number(what: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int.
 
     Raises:
-        ValueError: naming ``what``, if it is no whole number from ``least`` to ``most``.
+        ValueError: naming ``what``, if it is no whole number from ``least`` to ``most``, or of ``least`` or more.
     """
     try:
         number = operator.index(value)
