@@ -24,8 +24,10 @@ def whole_number(what: str, value: Any, least: int, most: int | None = None) -> 
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or not least <= number <= most:
-        raise harmless(ValueError(f"{what} must be {least} to {most}, got {value!r}"))
+    is_too_much = most is not None and number > most
+    if isinstance(value, bool) or number < least or is_too_much:
+        allowed = f"{least} or more" if most is None else f"{least} to {most}"
+        raise harmless(ValueError(f"{what} must be {allowed}, got {value!r}"))
     return number
 
 
