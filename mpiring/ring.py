@@ -68,11 +68,12 @@ class Ring:
     """The ranks of a communicator, and collectives over them.
 
     Making a ring is collective over ``comm``; :meth:`close` and dropping it are local.  Use it as a context
-    manager.  Operations on one ring run in call order.  A ring is for one thread at a time.
+    manager.  Operations on one ring run in call order.  One thread makes the calls, in the process that made the ring.
+    An exception in the middle of a call that is not all ranks' own, as Ctrl-C or a signal handler raises, breaks it.
 
     Args:
         comm: an mpi4py intra-communicator; None is ``MPI.COMM_WORLD``.  Ranks are this communicator's.
-        timeout: seconds a call may take before it raises :class:`RingTimeout`, for calls that state none;
+        timeout: seconds a rank waits for a call before it raises :class:`RingTimeout`, for calls that state none;
             None waits for ever.  Set it where a hang would cost more than a job that ends.
         check: whether every collective opens with the exchange that makes errors collective.  Turn it off
             only where you measured that small calls need it: then a call that differs between ranks hangs
