@@ -12,7 +12,7 @@ import cards
 from launch import Completed, launch
 
 HERE = Path(__file__).parent
-# One size is enough to see what the ranks cover, the smaller the faster; the others run without.
+# The first of the two runs of `make test` has one of them, the second the others.
 UNTRACED = pytest.mark.untraced
 SIZES = [
     pytest.param(1, marks=UNTRACED),

@@ -184,6 +184,8 @@ def test_b36_a_wrong_sum_would_be_seen(comm):
     assert full(1, 0, 1) + full(2, 1, 1) not in [11.0 * i for i in range(10)]
 
 
+# One that comes up in a finaliser stays there: Python prints it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.ranks(2)
 def test_b36_an_alarm_inside_a_call(comm):
     """The case as it was met, with a real signal."""
