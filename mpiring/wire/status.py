@@ -64,21 +64,16 @@ class Statuses:
                 self._tell(source, status_of(operation))
 
     def gone_before(self, operation: Operation[Any]) -> tuple[int, Status] | None:
-        """A rank without which an operation has not ended, though it has had a while since that rank was heard to go.
-
-        Only of those that went in this call or in an earlier one: what a later one needs is its own affair.
-        """
-        if not operation.position.is_collective:
+        """A rank without which an operation has not ended, though it has had a while since that rank was heard to go."""
+        gone = {rank: status for rank, status in self._heard.items() if status.gone}
+        found = _needed(operation, gone)
+        if found is None:
             return None
-        for rank, status in self._heard.items():
-            its_last = status.number + (not status.is_collective)
-            if status.gone and its_last <= operation.number:
-                now = time.monotonic()
-                if self._in_vain_since is None:
-                    self._in_vain_since = now
-                is_over = now - self._in_vain_since > GRACE_SECONDS
-                return (rank, status) if is_over else None
-        return None
+        now = time.monotonic()
+        if self._in_vain_since is None:
+            self._in_vain_since = now
+        is_over = now - self._in_vain_since > GRACE_SECONDS
+        return (found, gone[found]) if is_over else None
 
     def leave(self, mine: Status, gone: str, is_timeout: bool = False) -> None:
         """Tell all others that this rank has left the ring, in which call, and why."""
@@ -119,3 +114,19 @@ class Statuses:
 def status_of(operation: Operation[Any]) -> Status:
     """Where this rank is, if that is what it waits for."""
     return Status(operation.number, operation.position.is_collective, str(operation))
+
+
+def _needed(operation: Operation[Any], gone: dict[int, Status]) -> int | None:
+    """One of the ranks that have gone, if an operation cannot end without it.
+
+    A collective needs those that went in this call or in an earlier one: what a later one needs is its own affair.
+    Messages need whom they wait for.
+    """
+    if operation.position.is_collective:
+        for rank, status in gone.items():
+            its_last = status.number + (not status.is_collective)
+            if its_last <= operation.number:
+                return rank
+    elif operation.waits_for is not None and operation.waits_for.peers <= gone.keys():
+        return min(operation.waits_for.peers)
+    return None

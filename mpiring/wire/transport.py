@@ -56,6 +56,11 @@ class Request(ABC):
         """Whether it is complete; never blocks, and stays true once it was."""
 
     @property
+    def peers(self) -> frozenset[int]:
+        """The other ranks: it goes on when one of them does its part."""
+        return frozenset([self.peer])
+
+    @property
     def is_busy(self) -> bool:
         """Whether it goes on by being tested, not by messages alone."""
         return False
@@ -90,6 +95,10 @@ class AnyOf(Request):
 
     def test(self) -> bool:
         return any(request.test() for request in self.requests)
+
+    @property
+    def peers(self) -> frozenset[int]:
+        return frozenset().union(*(request.peers for request in self.requests))
 
     @property
     def is_busy(self) -> bool:

@@ -275,6 +275,35 @@ def test_b36_the_others_hear_of_it_without_a_timeout(comm, monkeypatch):
 
 
 @pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("way", ["recv", "group"])
+def test_b36_who_waits_for_a_message_hears_of_it_without_a_timeout(
+    comm, monkeypatch, way
+):
+    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    ring = Ring(comm)
+    if comm.rank == 0:
+        with pytest.raises(KeyboardInterrupt):
+            Lines(KeyboardInterrupt, 30).run(lambda: ring.send(np.ones(9), 1))
+    elif comm.rank == 1 and way == "recv":
+        kind, text = outcome(lambda: ring.recv(np.ones(9), 0))
+        assert kind == "RingError" and "waited in vain for rank 0" in text, text
+    elif way == "group":  # the messages of the others arrive
+        theirs = [np.zeros(5), np.zeros(5)]
+        other = 3 - comm.rank if comm.size == 3 else 1
+
+        def call():
+            with ring.group():
+                ring.send(np.full(5, 8.0**comm.rank), other)
+                ring.recv(theirs[0], other)
+                ring.recv(theirs[1], 0)
+
+        kind, text = outcome(call)
+        assert kind == "RingError" and "waited in vain for rank 0" in text, text
+        assert (theirs[0] == 8.0**other).all()
+    meet(comm)
+
+
+@pytest.mark.ranks(2, 3)
 def test_b36_an_error_of_the_arguments_leaves_the_ring(comm, ring):
     """What all ranks raise alike, or Python does before the call begins, is none of these."""
     for wrong in (
