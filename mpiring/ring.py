@@ -13,7 +13,7 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import RingError
+from .errors import RingError, is_harmless
 from .plan.schedules import Schedule
 from .wire import custom, gather, mpi, rooted
 from .wire.collectives import Collectives
@@ -39,29 +39,25 @@ def _call(method: F) -> F:
 
     @wraps(method)
     def call(self: Ring, /, *args: Any, **kwargs: Any) -> Any:
+        operations = self._session.operations
+        guard = operations.guard
         is_inside = False
         try:
-            operations = self._session.operations
-            guard = operations.guard
-            guard.enter(name)
-            is_inside = True
+            operations.check(name)
+            guard.is_inside = is_inside = True
             result = method(self, *args, **kwargs)
+            guard.is_inside = False
         except BaseException as error:
-            # A TypeError that no code has raised is Python's, about the arguments.
-            if not (isinstance(error, TypeError) and _is_pythons(error)):
-                operations.cut_off(name, error)
+            # At once: the next line may be interrupted, too.
             if is_inside:
-                guard.leave()
+                operations.cut = name, error
+            elif not is_harmless(error):
+                operations.cut = name, error
+            operations.settle()
             raise
-        guard.leave()
         return result
 
     return call  # type: ignore[return-value]
-
-
-def _is_pythons(error: BaseException) -> bool:
-    traceback = error.__traceback__
-    return traceback is not None and traceback.tb_next is None
 
 
 class Ring:
@@ -376,9 +372,11 @@ class Ring:
         """
         session = self._session
         try:
+            if not isinstance(text, str):
+                raise TypeError(f"text is a {type(text).__name__}, expected a str")
             session.refuse_in_group()
-        except RingError as error:
-            failure = failure or error
+        except (RingError, TypeError) as error:
+            failure, text = failure or error, ""
         programs = [member.exchange(name, text, failure) for member in session.members]
         same = session.start(name, programs, Position(), session.timeout)
         return bool(same[0] if isinstance(same, list) else same)

@@ -5,8 +5,7 @@ A ring is a conversation: what one rank does next depends on what it has done be
 * a *process* that was forked off is no rank, and MPI does not work in it: it is refused;
 * one *thread* makes the calls.  Two would make them in an order that differs from rank to rank.  It is the first that
   makes one; another thread may follow when that one has ended;
-* a call from inside another call, as a signal handler could make it, is refused; so is every call when an earlier one
-  was cut off before it could say that it had ended;
+* a call from inside another call, as a signal handler could make it, is refused;
 * when MPI has been finalised there is nobody to talk to.
 
 To refuse changes nothing: no message is sent, and the call that is under way goes on.
@@ -39,8 +38,11 @@ def refuse_stranger(name: str) -> None:
 class Guard:
     """Lets one call at a time into a ring.
 
+    A call sets ``is_inside`` itself, right before what it does and right after, with no line between that a signal
+    handler could interrupt: the call of a method would be one.
+
     Attributes:
-        is_inside: whether a call is under way, or was cut off so that it could not even say that it has ended.
+        is_inside: whether a call is under way.
     """
 
     __slots__ = ("is_inside", "_thread", "_lock", "__weakref__")
@@ -52,21 +54,16 @@ class Guard:
         self._lock = threading.RLock()
         _guards.add(self)
 
-    def enter(self, name: str) -> None:
-        """A call begins.
+    def check(self, name: str) -> None:
+        """Raise unless a call may begin.
 
         Raises:
-            RingError: if it may not.
+            RingError: saying why not.
         """
         if self.is_inside or get_ident() != self._thread or _is_finalized():
             why_not = self._judge()
             if why_not:
                 raise harmless(RingError(f"{name}: {why_not}"))
-        self.is_inside = True
-
-    def leave(self) -> None:
-        """The call has ended, well or not."""
-        self.is_inside = False
 
     @property
     def is_home(self) -> bool:
@@ -93,18 +90,20 @@ class Guard:
         if _is_finalized():
             return "MPI has been finalised; close rings before that"
         with self._lock:
-            mine, theirs = get_ident(), _named(self._thread)
-            if self._thread not in (_NOBODY, mine) and theirs:
+            # Makes a thread known to Python that some other library has started.
+            me = threading.current_thread()
+            theirs = _named(self._thread)
+            if self._thread not in (_NOBODY, me.ident) and theirs:
                 return (
-                    f"thread {_named(mine)} calls a ring that thread {theirs} calls, too, and their order would differ "
+                    f"thread {me.name} calls a ring that thread {theirs} calls, too, and their order would differ "
                     "between ranks; make a ring for each thread"
                 )
-            if self.is_inside and self._thread == mine:
+            if self.is_inside:
                 return (
-                    "an earlier call on this ring has not ended: this one comes from inside it (from a signal handler, "
-                    "say), or that one was cut off; finish it first, or make a new ring"
+                    "an earlier call on this ring has not ended, and this one comes from inside it, from a signal "
+                    "handler, say; finish it first"
                 )
-            self._thread = mine
+            self._thread = get_ident()
         return ""
 
 

@@ -91,26 +91,19 @@ class Operation(Generic[T]):
             if self.deadline is not None and self.patience is not None:
                 self.deadline = time.monotonic() + self.patience
 
-    def attend(self) -> None:
-        """Its rank looks after it, and waits from now on."""
+    def is_late(self) -> bool:
+        """Its rank looks after it: whether its time is over, which counts from the first look on."""
         if self.patience is None:
-            return
+            return False
         now = time.monotonic()
         absence = now - self._seen
+        self._seen = now
         if self.deadline is None:
             if absence > self.patience:
                 self.patience = max(self.patience, GRACE_SECONDS)
             self.deadline = now + self.patience
-        else:
-            self.deadline += max(0.0, absence - _COUNTED * self.patience)
-        self._seen = now
-
-    def is_late(self, now: float) -> bool:
-        """Whether its time is over."""
-        if self.deadline is None:
-            self.attend()
-            return False
-        self._seen = now
+        elif absence > (counted := _COUNTED * self.patience):
+            self.deadline += absence - counted
         return now > self.deadline
 
     def fail(self, error: BaseException) -> None:

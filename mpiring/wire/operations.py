@@ -43,6 +43,7 @@ _SPINS = 20  # tests before a waiting rank yields its core at each further one
 _SHORT_SECONDS = 1e-3  # so long a call waits before it is an operation in the queue
 _PATIENT_SECONDS = 0.02  # after this it sleeps between tests, and looks for questions
 _NAP_SECONDS = 50e-6
+_ATTEMPTS = 10_000  # to break a ring, among signals that come faster than that goes
 _NAPS = 32  # between two looks for questions
 
 # Errors that a program raises by itself: they belong to its operation.  Others interrupt whoever drives it.
@@ -65,6 +66,7 @@ class Operations:
         members: ranks of the ring in each process; the processes talk here, and messages name their ranks.
         guard: lets one call at a time in.
         broken: what broke the ring, None if it works.
+        cut: the call that has ended with an error, and that, as long as not all has been done that follows from it.
     """
 
     def __init__(self, transport: MPITransport, lease: Lease) -> None:
@@ -77,10 +79,12 @@ class Operations:
         self.members = 1
         self.guard = Guard()
         self.broken: str | None = None
+        self.cut: tuple[str, BaseException] | None = None
         self._statuses = Statuses(transport)
         # What every operation uses besides its arrays: buffers of messages, scratch.
         self._used: list[Any] = [transport, lease]
         self._me_weakly = weakref.ref(self)
+        self._last: Status | None = None  # where a call was cut off
         self._looked = 0.0  # when it has last looked for questions
         self._release = weakref.finalize(
             self, _give_back, lease, self._queue, self.guard, id(self)
@@ -108,6 +112,12 @@ class Operations:
                     raise
 
     # ---- calls ------------------------------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Raise unless a call may begin now."""
+        if self.cut is not None:
+            self.settle()
+        self.guard.check(name)
 
     def start(
         self, name: str, program: Program[T], position: Position, timeout: float | None
@@ -150,8 +160,28 @@ class Operations:
 
     def cut_off(self, name: str, error: BaseException) -> None:
         """A call has ended with an error: it breaks the ring, unless that is as good as before."""
-        if self.broken is None and not is_harmless(error):
-            self._break_off(name, error)
+        self.cut = name, error
+        self.settle()
+
+    def settle(self) -> None:
+        """Do what follows from the error of a call, whatever interrupts that; the next call does what is left."""
+        for _ in range(_ATTEMPTS):
+            try:
+                if self.cut is None:
+                    return
+                name, error = self.cut
+                is_whole = is_harmless(error) or _is_pythons(error)
+                if self.broken is None and not is_whole:
+                    self._last = self._last or self._where(name)
+                    self._break(_cut_off(name, self._me, error), error)
+                if self._last is not None and self.guard.is_home:
+                    self._statuses.leave(self._last, _words(error))
+                self.guard.is_inside = False
+                self.cut = None
+            except (
+                BaseException
+            ):  # another signal; the first error is the one that counts
+                continue
 
     def _advance_for_a_moment(self, program: Program[Any]) -> None:
         """Test what it waits for until it ends, or has waited for a while."""
@@ -189,13 +219,13 @@ class Operations:
         """
         while self._queue:
             operation = self._queue[0]
-            if operation.cut_off:
-                self._break(f"{operation.name} was cut off on {self._me}")
+            if operation.cut_off or operation.done:  # interrupted in here
+                self.cut_off(operation.name, RingError("an interrupt"))
                 return
             try:
                 operation.advance()
             except BaseException as error:
-                self._break_off(operation.name, error)
+                self.cut_off(operation.name, error)
                 if not isinstance(error, _OF_PROGRAMS):
                     raise
                 return
@@ -207,11 +237,16 @@ class Operations:
 
     def drive(self, looks: bool) -> None:
         """Go on with what was started, while the process waits for something else."""
+        if self.cut is not None:
+            self.settle()
         if self._queue and self.guard.may_be_driven:
-            with _Inside(self.guard, "drive"):
+            try:
+                self.guard.is_inside = True
                 self.progress()
                 if looks:
                     self._answer()
+            finally:
+                self.guard.is_inside = False
 
     def _answer(self) -> None:
         """Tell ranks that have given up where this one is."""
@@ -220,19 +255,23 @@ class Operations:
 
     def poll(self, operation: Operation[Any]) -> bool:
         """Whether an operation is done, after advancing what can be; raises if its time is over."""
-        if not operation.done:
-            with _Inside(self.guard, operation.name):
+        if operation.done:
+            return True
+        self.check(operation.name)
+        try:
+            self.guard.is_inside = True
+            self._refuse_if_broken(operation.name)
+            self.progress()
+            if not operation.done:
                 self._refuse_if_broken(operation.name)
-                self.progress()
-                if not operation.done:
-                    self._refuse_if_broken(operation.name)
-                    self._attend(operation)
-                    now = time.monotonic()
-                    if now - self._looked > _PATIENT_SECONDS:
-                        self._looked = now
-                        self._answer()
-                        self._check_who_is_gone(operation)
-                    self._check_deadlines(operation)
+                now = time.monotonic()
+                if now - self._looked > _PATIENT_SECONDS:
+                    self._looked = now
+                    self._answer()
+                    self._check_who_is_gone(operation)
+                self._check_deadlines(operation)
+        finally:
+            self.guard.is_inside = False
         return operation.done
 
     def wait(self, operation: Operation[T], timeout: float | None) -> T:
@@ -247,16 +286,19 @@ class Operations:
         Raises:
             RingTimeout: if its own deadline passes (the ring is broken then) or ``timeout`` does.
         """
-        if not operation.done:
-            with _Inside(self.guard, operation.name):
-                return self._wait(operation, timeout)
-        return operation.outcome()
+        if operation.done:
+            return operation.outcome()
+        self.check(operation.name)
+        try:
+            self.guard.is_inside = True
+            return self._wait(operation, timeout)
+        finally:
+            self.guard.is_inside = False
 
     def _wait(self, operation: Operation[T], timeout: float | None = None) -> T:
         spins = 0
         began = time.monotonic() if timeout is not None else 0.0
         waited = 0.0
-        self._attend(operation)
         while not operation.done:
             self._refuse_if_broken(operation.name)
             self.progress()
@@ -295,17 +337,13 @@ class Operations:
                 )
             )
 
-    def _attend(self, operation: Operation[Any]) -> None:
-        # An earlier operation's deadline counts too: it holds up this one.
-        operation.attend()
-        if self._queue and self._queue[0] is not operation:
-            self._queue[0].attend()
-
     def _check_deadlines(self, operation: Operation[Any]) -> None:
-        now = time.monotonic()
-        for candidate in (operation, self._queue[0]):
-            if candidate.is_late(now):
-                self._expire(candidate)
+        # An earlier operation's deadline counts too: it holds up this one.
+        head = self._queue[0]
+        if operation.is_late():
+            self._expire(operation)
+        if head is not operation and head.is_late():
+            self._expire(head)
 
     # ---- the end of a ring ------------------------------------------------------------------------
 
@@ -351,24 +389,20 @@ class Operations:
         ranks = tuple(rank for process in silent for rank in self._ranks_of(process))
         raise harmless(RingTimeout(told, ranks))
 
-    def _break_off(self, name: str, error: BaseException) -> None:
-        """A call was cut off in the middle: the others have to hear of it."""
-        what = f"{type(error).__name__}: {error}"[:200]
-        mine = Status(self._started, True, f"{name} (call {self._started})")
+    def _where(self, name: str) -> Status:
+        """Where a call of that name was cut off."""
         if self._queue:
-            mine = status_of(self._queue[0])
-        self._break(f"{name} was cut off on {self._me} by {what}", error)
-        if self.guard.is_home:
-            self._statuses.leave(mine, what)
+            return status_of(self._queue[0])
+        return Status(self._started, True, f"{name} (call {self._started})")
 
     def _break(self, why: str, error: BaseException | None = None) -> None:
         """Nobody uses the ring any more; what its calls have touched stays, as the frames of ``error`` do."""
-        self.broken = why
         held = [operation.held for operation in self._queue]
         while error is not None:
             held.append((error.__traceback__, None))
             error = error.__context__
         keep_alive([self._used, held])
+        self.broken = self.broken or why
         self._release.detach()  # nobody may use this communicator again
         for operation in self._queue:
             let_go(operation)
@@ -390,17 +424,19 @@ class Operations:
         return self._named(self._transport.rank)
 
 
-class _Inside:
-    """A look after an operation, as a context: one at a time.  An interrupt in it leaves the operation as it is."""
+def _cut_off(name: str, me: str, error: BaseException) -> str:
+    return f"{name} was cut off on {me} by {_words(error)}"
 
-    def __init__(self, guard: Guard, name: str) -> None:
-        self._guard, self._name = guard, name
 
-    def __enter__(self) -> None:
-        self._guard.enter(self._name)
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
 
-    def __exit__(self, *_: object) -> None:
-        self._guard.leave()
+
+def _is_pythons(error: BaseException) -> bool:
+    """Whether no code has raised it, but Python, as the arguments of the call were none that it takes."""
+    traceback = error.__traceback__
+    is_first = traceback is not None and traceback.tb_next is None
+    return isinstance(error, TypeError) and is_first
 
 
 def drive_rings(waiting: Operations | None = None, looks: bool = False) -> None:

@@ -271,11 +271,12 @@ class Session:
         guard = self.operations.guard
         if drain and guard.is_home:
             guard.let_others_in()
-            guard.enter("close")
+            self.operations.check("close")
             try:
+                guard.is_inside = True
                 self.operations.drain()
             finally:
-                guard.leave()
+                guard.is_inside = False
         self.is_closed = True
         self.operations.release()
 

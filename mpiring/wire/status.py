@@ -52,6 +52,7 @@ class Statuses:
     def __init__(self, transport: MPITransport) -> None:
         self._transport = transport
         self._answered: set[int] = set()
+        self._told: set[int] = set()  # that this rank has left
         self._heard: dict[int, Status] = {}
         self._in_vain_since: float | None = None
 
@@ -64,7 +65,7 @@ class Statuses:
                 self._tell(source, status_of(operation))
 
     def gone_before(self, operation: Operation[Any]) -> tuple[int, Status] | None:
-        """A rank without which an operation has not ended, though it has had a while since that rank was heard to go."""
+        """A rank without which an operation has not ended, though it has had a while since that one was heard to go."""
         gone = {rank: status for rank, status in self._heard.items() if status.gone}
         found = _needed(operation, gone)
         if found is None:
@@ -78,7 +79,9 @@ class Statuses:
     def leave(self, mine: Status, gone: str, is_timeout: bool = False) -> None:
         """Tell all others that this rank has left the ring, in which call, and why."""
         for rank in self._others:
-            self._tell(rank, mine._replace(gone=gone, is_timeout=is_timeout))
+            if rank not in self._told:
+                self._tell(rank, mine._replace(gone=gone, is_timeout=is_timeout))
+                self._told.add(rank)
 
     def gather(
         self, operation: Operation[Any]

@@ -7,7 +7,10 @@ with another's second.  Call i brings ``i * 10**rank``, so that such a sum shows
 
 from __future__ import annotations
 
+import _thread
 import gc
+import inspect
+import itertools
 import os
 import random
 import signal
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 
 import mpiring
+import mpiring.ring
 from mpiring import Ring, RingError, RingTimeout, average_gradients
 
 from ranks.reference import outcome
@@ -214,6 +218,81 @@ def test_b36_an_alarm_inside_a_call(comm):
             signal.signal(signal.SIGALRM, old)
         meet(comm)
     assert [(i, x[0]) for i, x in got if not (x == 11 * i).all()] == []
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "line", ["check(name)", "is_inside = is_inside", "is_inside = False"]
+)
+def test_b36_an_exception_at_the_edge_of_a_call(comm, monkeypatch, line):
+    """Right before and right after what the call does: it breaks the ring all the same, and the others hear of it."""
+    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    call = Ring.allreduce.__code__
+    source, first = inspect.getsourcelines(mpiring.ring._call)
+    numbers = [first + n for n, text in enumerate(source) if line in text]
+    at = next(n for n in numbers if n > call.co_firstlineno + 4)
+    ring = Ring(comm)
+    got = []
+
+    def trace(frame, event, arg):
+        if frame.f_code is not call:
+            return None
+        if event == "line" and frame.f_lineno == at:
+            raise Alarm("alarm")
+        return trace
+
+    if comm.rank == 0:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with pytest.raises(Alarm):
+                ring.allreduce(full(1, 0, 3))
+        finally:
+            sys.settrace(before)
+    for i in (1, 2, 3)[comm.rank == 0 :]:
+        kind, text = outcome(lambda: got.append((i, ring.allreduce(full(i, 1, 3)))))
+        assert kind in ("", "RingError"), text
+    meet(comm)
+    assert "broken" in repr(ring)
+    assert comm.rank == 1 and len(got) <= 1 or not got
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_b36_a_storm_of_alarms(comm, monkeypatch):
+    """A timer that goes on: what follows from the first alarm is interrupted by the next ones."""
+    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    stuck = []
+    for number in range(6):
+        ring = Ring(comm)
+        guard = ring._session.operations.guard
+        period = 6e-5 * (1 + number)
+
+        def handler(signum, frame, guard=guard):
+            if guard.is_inside:
+                raise Alarm("alarm")
+
+        old = signal.signal(signal.SIGALRM, handler)
+        name = ("staged", "group", "work")[number % 3]
+        alarms = 0
+        for i in (1, 2, 3):
+            try:
+                if i == 1 and comm.rank == 0:
+                    signal.setitimer(signal.ITIMER_REAL, 3 * period, period)
+                assert (CALLS[name](ring, i) == 11 * i).all()
+            except Alarm:
+                alarms += 1
+            except RingError:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+        meet(comm)
+        # It has come to an end, although nobody has a timeout.  A call that was interrupted has broken its ring; a wait
+        # for a work may have left the work whole.
+        is_whole = "broken" not in repr(ring) and name != "work"
+        stuck.append(guard.is_inside or alarms > 0 and is_whole)
+    assert not any(stuck), stuck
 
 
 @pytest.mark.ranks(3)
@@ -415,6 +494,24 @@ def test_b53_nobody_is_late(comm, monkeypatch, then):
     assert (work.result() == int("1" * comm.size, base=8)).all()
 
 
+@pytest.mark.ranks(2, 3)
+def test_b53_a_rank_that_is_stopped_inside_a_call_is_not_late(comm, ring, monkeypatch):
+    """As by a signal handler that takes its time, or a debugger."""
+    now, looks = time.monotonic, itertools.count()
+    monkeypatch.setattr(
+        time, "monotonic", lambda: now() + (30.0 if next(looks) > 12 else 0.0)
+    )
+    if comm.rank == 0:
+        patience = now() + 0.1
+        while now() < patience:
+            pass
+    result = ring.allreduce(8**comm.rank, timeout=10)
+    count = next(looks)
+    meet(comm)
+    assert result == int("1" * comm.size, base=8)
+    assert comm.rank == 0 or count > 13
+
+
 @pytest.mark.ranks(2)
 def test_b53_who_only_looks_gives_up_too(comm, monkeypatch):
     """``test`` in a loop is waiting: absences count for a tenth of the timeout each, so that it ends."""
@@ -555,6 +652,26 @@ def test_b49_two_threads_on_one_ring(comm, ring, count):
     assert "a ring for each thread" in refused
     assert all((r == int("1" * comm.size, base=8)).all() for r in results)
     assert ring.allreduce(1) == comm.size  # they have ended: this thread may call
+
+
+@pytest.mark.ranks(2, 3)
+def test_b49_threads_that_python_has_not_started(comm, ring):
+    """A thread of another library's is not known to ``threading``; it is one all the same."""
+    told: list[list[str]] = [[], []]
+    ended = [_thread.allocate_lock() for _ in told]
+
+    def calls(mine, lock):
+        for _ in range(50):
+            mine.append(outcome(lambda: ring.allreduce(8**comm.rank))[0])
+        lock.release()
+
+    for mine, lock in zip(told, ended):
+        lock.acquire()
+        _thread.start_new_thread(calls, (mine, lock))
+    for lock in ended:
+        lock.acquire()
+    meet(comm)
+    assert sorted(map(set, told), key=str) == [{""}, {"RingError"}]
 
 
 @pytest.mark.ranks(2, 3)
