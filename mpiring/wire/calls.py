@@ -107,9 +107,9 @@ class Call:
         name, _, message = summary.failure[1].decode(errors="replace").partition("\0")
         mine = self.failure if summary.failure[0] == rank else None
         self.failure = None  # of all members of this process
-        if mine is not None and type(mine).__name__ not in _RAISED:
-            return mine  # what a signal handler raises is caught by its own type
         error = _RAISED[name](message)
+        if mine is not None and type(mine).__name__ not in _RAISED:
+            error = _as_both(message, type(mine))
         error.__cause__ = mine
         return error
 
@@ -117,6 +117,17 @@ class Call:
 def as_text(value: Any) -> str:
     """A value of the user's as the ranks compare it: text as the text it is, though a str's heir may show another."""
     return str.__str__(value) if isinstance(value, str) else str(value)
+
+
+def _as_both(message: str, kind: type[Exception]) -> RingError:
+    """An error of all ranks that this one can catch by the type of its own, too: a signal handler's, say."""
+    try:
+        both: type[RingError] = type(RingError.__name__, (RingError, kind), {})
+        return both(message)
+    except (
+        Exception
+    ):  # a type that takes other arguments, or cannot be joined with another one
+        return RingError(message)
 
 
 class _Local(AbstractContextManager[None]):

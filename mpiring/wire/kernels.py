@@ -80,7 +80,7 @@ class _Compiler:
     def __init__(self) -> None:
         self.missing = ""
         self.has_float16 = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         try:
             from llvmlite import binding
 

@@ -340,17 +340,27 @@ class Watchable(np.ndarray):
     """An array that can be referred to weakly under its own name."""
 
 
-def test_an_exception_of_another_kind_becomes_a_ring_error_on_the_other_ranks():
-    """The rank itself may want to catch it: a signal handler raises what the program expects."""
+def test_an_exception_of_another_kind_becomes_a_ring_error():
+    """On its own rank it is of its own kind, too: who expects it catches it."""
 
-    class Odd:
-        def __str__(self):
-            raise RuntimeError("odd-17")
+    class Mine(Exception):
+        pass
 
-    results = Ranks(2).call("allreduce", lambda r: (X, Odd() if r else "sum"))
-    assert [type(result) for result in results] == [RingError, RuntimeError]
-    assert str(results[0]) == "allreduce: rank 1: odd-17"
-    assert str(results[1]) == "odd-17"
+    class Demanding(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one}-{two}")
+
+    for raised in (Mine("odd-17"), Demanding("odd", 17), TimeoutError("odd-17")):
+
+        class Odd:
+            def __str__(self, raised=raised):
+                raise raised
+
+        results = Ranks(2).call("allreduce", lambda r: (X, Odd() if r else "sum"))
+        assert type(results[0]) is RingError and isinstance(results[1], RingError)
+        assert {str(result) for result in results} == {"allreduce: rank 1: odd-17"}
+        assert isinstance(results[1], type(raised))
+        assert results[1].__cause__ is raised
 
 
 # ---- sequences ------------------------------------------------------------------------------------

@@ -63,8 +63,10 @@ class Region:
         weakref.finalize(self, _gone_with, self.address, nbytes).atexit = False
         with _lock:
             _strike_out()
-            insort(_starts, self.address)
             _by_start[self.address] = weakref.ref(self)
+            insort(
+                _starts, self.address
+            )  # last: who finds the address finds the region
             _by_identity[identity] = self
 
     def array(self, offset: int, count: int, dtype: Any) -> Array:
@@ -90,7 +92,8 @@ def region_named(identity: bytes) -> Region | None:
     return _by_identity.get(identity)
 
 
-_lock = threading.Lock()
+# One that a signal handler may take in the middle of this thread's own.
+_lock = threading.RLock()
 _starts: list[int] = []  # addresses, in order
 _by_start: dict[int, weakref.ref[Region]] = {}
 _by_identity: weakref.WeakValueDictionary[bytes, Region] = weakref.WeakValueDictionary()
