@@ -180,7 +180,7 @@ def test_b36_an_exception_in_any_line(comm, name):
 @pytest.mark.limit(400)
 @pytest.mark.parametrize("name", list(CALLS))
 def test_b36_an_exception_in_many_lines_of_every_call(comm, name):
-    sweep(comm, name, trials=40)
+    sweep(comm, name, trials=8)
 
 
 def test_b36_a_wrong_sum_would_be_seen(comm):
