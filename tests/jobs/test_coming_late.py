@@ -97,7 +97,7 @@ def test_b51_the_others_have_given_up_and_left():
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "auto"])
 def test_b51_again_and_again(algorithm):
-    for _ in range(4):
+    for _ in range(2):
         launch(3, ["-c", LATE.format(algorithms=(algorithm,))]).check()
 
 
