@@ -63,6 +63,10 @@ class Lease:
         else:
             self._pool.queued.add(self._number)
 
+    def lose(self) -> None:
+        """It will not come back: its ring is broken, and messages may be under way on it.  Local, too."""
+        self._pool.lost.add(self._number)
+
 
 class _Pool:
     """The duplicates of one parent.  All ranks number them alike, because they make them together."""
@@ -71,6 +75,7 @@ class _Pool:
         self.control: MPI.Intracomm = MPI.COMM_NULL  # type: ignore[assignment]
         self.live: dict[int, MPI.Intracomm] = {}
         self.queued: set[int] = set()
+        self.lost: set[int] = set()  # of this rank's broken rings
         self.next_number = 0
         self.parent_is_freed = False
         self.stuck_in: Any = None  # a request whose deadline passed
@@ -111,7 +116,7 @@ def lease(parent: MPI.Intracomm, wait: Wait) -> Lease:
             "Ring: an earlier ring on this communicator was never completed, because a rank did not make "
             "it in time; use another communicator, such as comm.Dup()"
         )
-    if len(pool.live) >= _COLLECT_ABOVE:
+    if len(pool.live) - len(pool.lost) >= _COLLECT_ABOVE:
         gc.collect()  # rings in reference cycles queue their duplicates now
     free = _queued_everywhere(pool, wait)
     for number in free[1 + KEEP :]:

@@ -404,6 +404,7 @@ class Operations:
         keep_alive([self._used, held])
         self.broken = self.broken or why
         self._release.detach()  # nobody may use this communicator again
+        self._lease.lose()
         for operation in self._queue:
             let_go(operation)
         self._queue.clear()

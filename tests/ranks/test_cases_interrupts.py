@@ -425,6 +425,21 @@ def test_b36_a_call_from_inside_a_call(comm, ring):
     assert ring.allreduce(1) == comm.size
 
 
+@pytest.mark.ranks(1, 2)
+def test_b36_rings_that_broke_cost_later_ones_nothing(comm, monkeypatch):
+    """Their communicators never come back; nobody looks for them with the garbage collector at each new ring."""
+    parent = comm.Dup()
+    for _ in range(40):
+        with pytest.raises(Alarm):
+            Lines(Alarm, 3).run(Ring(parent).barrier)
+    meet(comm)
+    looked = []
+    monkeypatch.setattr(gc, "collect", lambda *_: looked.append(1))
+    with Ring(parent) as ring:
+        total = ring.allreduce(8**comm.rank)
+    assert total == int("1" * comm.size, base=8) and not looked
+
+
 # ---- B44, B53: waits ------------------------------------------------------------------------------
 
 
