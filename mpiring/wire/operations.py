@@ -178,10 +178,8 @@ class Operations:
                     self._statuses.leave(self._last, _words(error))
                 self.guard.is_inside = False
                 self.cut = None
-            except (
-                BaseException
-            ):  # another signal; the first error is the one that counts
-                continue
+            except BaseException:
+                continue  # another signal: the first error is the one that counts
 
     def _advance_for_a_moment(self, program: Program[Any]) -> None:
         """Test what it waits for until it ends, or has waited for a while."""
