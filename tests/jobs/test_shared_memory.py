@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from launch import Completed, launch
+from launch import Completed, launch, wait_until
 
 pytestmark = pytest.mark.untraced
 
@@ -41,15 +41,17 @@ def directory(tmp_path):
             yield place
 
 
-def left(directory):
-    """What a job has left: names, and bytes if nobody else takes any there."""
-    names = os.listdir(directory)
+def used(directory: str) -> int:
+    """Bytes that are taken there, if nobody else takes any."""
     state = os.statvfs(directory)
-    used = (state.f_blocks - state.f_bfree) * state.f_frsize
-    return names, used if os.path.ismount(directory) else 0
+    is_own = os.path.ismount(directory)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize if is_own else 0
 
 
-NOTHING: tuple[list[str], int] = ([], 0)
+def nothing_is_left(directory: str) -> None:
+    """No name at any time; and no bytes, once the kernel has done with the last process, which may be just ending."""
+    assert os.listdir(directory) == []
+    wait_until(lambda: used(directory) == 0)
 
 
 @pytest.mark.smoke
@@ -63,7 +65,7 @@ y = ring.empty(5)  # not dropped before the end
 """
     job = launch(3, ["-c", ENTER.format(directory=directory) + code]).check()
     assert job.stderr == "" and job.stdout == "", str(job)
-    assert left(directory) == NOTHING
+    nothing_is_left(directory)
 
 
 @pytest.mark.smoke
@@ -85,7 +87,7 @@ ring.allreduce(x, out=x)
 print("went on")
 """
     ended(ENTER.format(directory=directory) + code)
-    assert left(directory) == NOTHING
+    nothing_is_left(directory)
 
 
 def test_a_rank_that_dies_in_the_middle_is_not_waited_for(directory):
@@ -99,7 +101,7 @@ ring.allreduce(x, out=x)
 print("went on")
 """
     ended(ENTER.format(directory=directory) + code)
-    assert left(directory) == NOTHING
+    nothing_is_left(directory)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ work.wait()
 print("went on")
 """
     ended(ENTER.format(directory=directory) + code)
-    assert left(directory) == NOTHING
+    nothing_is_left(directory)
 
 
 # Each is a job of its own, which takes seconds; HYPOTHESIS_PROFILE=explore has a hundred.
@@ -155,7 +157,7 @@ while True:
 """
     for seed in seeds:
         ended(ENTER.format(directory=directory) + code.format(seed=seed))
-        assert left(directory) == NOTHING, seed
+        nothing_is_left(directory)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount a small /dev/shm takes root")
@@ -177,4 +179,4 @@ ring.allreduce(x, out=x, algorithm="shared")
 assert (x == 0o111).all()
 """
     launch(3, ["-c", ENTER.format(directory=directory) + code]).check()
-    assert left(directory) == NOTHING
+    nothing_is_left(directory)
