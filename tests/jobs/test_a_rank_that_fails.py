@@ -8,8 +8,6 @@ import pytest
 
 from launch import Completed, launch
 
-pytestmark = pytest.mark.untraced
-
 SECONDS = 30.0
 
 

@@ -13,8 +13,6 @@ import pytest
 
 from launch import find_mpi, launch
 
-pytestmark = pytest.mark.untraced
-
 RANKS = Path(__file__).parents[1] / "ranks"
 NO_EAGER = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl_sm_eager_limit": "128"}
 

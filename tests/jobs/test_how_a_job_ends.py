@@ -6,8 +6,6 @@ import pytest
 
 from launch import launch
 
-pytestmark = pytest.mark.untraced
-
 # What a rank may leave behind when it ends, each in every way that rings end.
 ENDINGS = {
     "a ring is alive": "ring = mpiring.Ring()\nring.allreduce(1)",

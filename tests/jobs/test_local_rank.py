@@ -6,8 +6,6 @@ import pytest
 
 from launch import find_mpi, launch
 
-pytestmark = pytest.mark.untraced
-
 BEFORE = """
 import sys
 import mpiring

@@ -8,8 +8,6 @@ import pytest
 
 from launch import launch
 
-pytestmark = pytest.mark.untraced
-
 ENTER = """
 import os, signal, sys
 import numpy as np, mpiring

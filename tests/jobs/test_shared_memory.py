@@ -10,8 +10,6 @@ import pytest
 
 from launch import Completed, launch, wait_until
 
-pytestmark = pytest.mark.untraced
-
 ENTER = """
 import os, random, signal, sys
 import numpy as np, mpiring
