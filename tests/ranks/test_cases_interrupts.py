@@ -24,6 +24,7 @@ import pytest
 import mpiring
 import mpiring.ring
 from mpiring import Ring, RingError, RingTimeout, average_gradients
+from mpiring.errors import is_harmless
 
 from ranks.reference import outcome
 from ranks.test_promise_6_no_silent_hang import meet
@@ -269,29 +270,33 @@ def test_b36_a_storm_of_alarms(comm, monkeypatch):
         period = 6e-5 * (1 + number)
 
         def handler(signum, frame, guard=guard):
-            if guard.is_inside:
+            # Only in mpiring's own lines: pytest has some that must not fail.
+            if guard.is_inside and frame.f_code.co_filename.startswith(PACKAGE):
                 raise Alarm("alarm")
 
         old = signal.signal(signal.SIGALRM, handler)
         name = ("staged", "group", "work")[number % 3]
-        alarms = 0
+        alarms: list[BaseException] = []
         for i in (1, 2, 3):
             try:
                 if i == 1 and comm.rank == 0:
                     signal.setitimer(signal.ITIMER_REAL, 3 * period, period)
                 assert (CALLS[name](ring, i) == 11 * i).all()
-            except Alarm:
-                alarms += 1
+            except Alarm as alarm:
+                alarms += [alarm]
             except RingError:
                 pass
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
         meet(comm)
-        # It has come to an end, although nobody has a timeout.  A call that was interrupted has broken its ring; a wait
-        # for a work may have left the work whole.
-        is_whole = "broken" not in repr(ring) and name != "work"
-        stuck.append(guard.is_inside or alarms > 0 and is_whole)
+        # It has come to an end, although nobody has a timeout.  A call that was interrupted has broken its ring, but for
+        # an alarm before anything was sent: all ranks are told of that, while the next one may already come.  A wait for
+        # a work may have left the work whole.
+        came = (error for alarm in alarms for error in (alarm, alarm.__context__))
+        was_told = any(error and is_harmless(error) for error in came)
+        is_whole = "broken" not in repr(ring) and name != "work" and not was_told
+        stuck.append(guard.is_inside or bool(alarms) and is_whole)
     assert not any(stuck), stuck
 
 
