@@ -38,9 +38,9 @@ from mpiring.plan.frames import value_name
 from mpiring.plan.programs import rank_program
 from mpiring.plan.symbolic import Value, ranks_of
 from mpiring.wire.arrays import kind_of
-from mpiring.wire.execute import Position, execute
-from mpiring.wire.memory import Memory, Scratch
-from mpiring.wire.mpi import MPITransport
+from mpiring.wire.execute.memory import Memory, Scratch
+from mpiring.wire.execute.steps import Position, execute
+from mpiring.wire.transport.mpi import MPITransport
 
 import job
 

@@ -36,7 +36,7 @@ CHOSEN = (
 from mpi4py import MPI  # noqa: E402
 
 from mpiring.cli.quantities import argument, as_bytes, bytes_text  # noqa: E402
-from mpiring.wire.packages import CUPY, install  # noqa: E402
+from mpiring.wire.settings.packages import CUPY, install  # noqa: E402
 
 import cards  # noqa: E402
 import device_cases  # noqa: E402

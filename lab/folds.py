@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from mpiring.cli.quantities import argument, as_bytes, bytes_text
-from mpiring.wire import arithmetic, kernels
 from mpiring.wire.arrays.host import as_dtype, combine
+from mpiring.wire.reduce import arithmetic, kernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

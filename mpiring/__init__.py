@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .ring import Ring
     from .training.gradients import average_gradients
     from .training.parameter_server import ParameterServer
-    from .wire.operations import Work
+    from .wire.ring.operations import Work
 
 __version__ = "0.1.0"
 
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'mpiring' has no attribute {name!r}")
     if name in _NEED_MPI:
-        from .wire.packages import need_mpi
+        from .wire.settings.packages import need_mpi
 
         need_mpi(f"mpiring.{name}")
     module = import_module(home, __name__)

@@ -7,9 +7,9 @@ Theory
     starts it is the first array on a device, and also ``MPI_Init`` of an MPI that takes device memory: best choose
     before MPI starts as well.  Until then the rank within the node is known from the launcher, which tells each process
     by a variable.  What another launcher has left in the environment does not count, as far as that can be seen: in the
-    ancestors of this process (:mod:`mpiring.wire.launchers`), else, when MPI has started, in whose MPI it is.  It stays
-    that number when MPI has started, though MPI may count otherwise: Open MPI 5 numbers the
-    processes of a node by where it has placed them, and not by their ranks.
+    ancestors of this process (:mod:`mpiring.wire.settings.launchers`), else, when MPI has started, in whose MPI it
+    is.  It stays that number when MPI has started, though MPI may count otherwise: Open MPI 5 numbers the processes of
+    a node by where it has placed them, and not by their ranks.
 
     ``/proc/driver/nvidia`` would tell of GPUs too, but in a container it shows the host's.
 """
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import RingError
-from .wire.launchers import (
+from .wire.gpu_aware.loaded import VERSION_TEXTS, recognise
+from .wire.settings.launchers import (
     FLUX,
     HYDRA,
     MVAPICH,
@@ -36,7 +37,6 @@ from .wire.launchers import (
     find_ancestors,
     nearest,
 )
-from .wire.loaded import VERSION_TEXTS, recognise
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,8 +1,8 @@
 """Ring: the collectives that a user calls.
 
 Names, defaults and what they mean.  How a ring is made and ends, and how a call becomes an operation, is in
-:mod:`mpiring.wire.session`; what a collective does on one rank in :mod:`mpiring.wire.collectives`; which
-segment goes where in :mod:`mpiring.plan`.
+:mod:`mpiring.wire.ring.session`; what a collective does on one rank in :mod:`mpiring.wire.collectives.reductions`;
+which segment goes where in :mod:`mpiring.plan`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import RingError, is_harmless
 from .plan.schedules import Schedule
-from .wire import custom, gather, mpi, rooted
-from .wire.collectives import Collectives
-from .wire.device_transport import Carriage
-from .wire.execute import Position
-from .wire.messages import Message
-from .wire.session import Session
-from .wire.transport import Program
+from .wire.collectives import custom, gather, rooted
+from .wire.collectives.reductions import Collectives
+from .wire.execute.steps import Position
+from .wire.ring.messages import Message
+from .wire.ring.session import Session
+from .wire.transport import mpi
+from .wire.transport.device import Carriage
+from .wire.transport.protocol import Program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _call(method: F) -> F:
     """Make a method one call on the ring: one at a time, and what cuts it off breaks the ring.
 
-    See :mod:`mpiring.wire.guard`, and :mod:`mpiring.errors` for the errors that leave the ring as it was.
+    See :mod:`mpiring.wire.ring.guard`, and :mod:`mpiring.errors` for the errors that leave the ring as it was.
     """
     name = method.__name__.lstrip("_")
 

@@ -62,10 +62,10 @@ nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT16 = np.dtype("f4"), np.dtype("f2")
 
 # An MPI that takes device memory, as any takes that of the pretended device.
 DIRECT = """
-from mpiring.wire import device_support
+from mpiring.wire.gpu_aware import decision
 from mpiring.wire.arrays import cuda_driver
-from mpiring.wire.device_evidence import Clue
-device_support.weigh = lambda *facts: (Clue("yes", "it is host memory"),)
+from mpiring.wire.gpu_aware.evidence import Clue
+decision.weigh = lambda *facts: (Clue("yes", "it is host memory"),)
 cuda_driver.driver = deferred.Driver
 """
 RUN = """

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mpiring.wire import kernels
+from mpiring.wire.reduce import kernels
 
 import folds
 

@@ -82,7 +82,7 @@ def make_parser() -> Parser:
 def one_voice(command: str) -> Iterator[None]:
     """Around what may end with words on the command line: in a job only rank 0 is heard, and all leave together."""
     from mpiring.cli.doctor.launch import find_launcher
-    from mpiring.wire.launchers import find_ancestors
+    from mpiring.wire.settings.launchers import find_ancestors
 
     is_job = command in JOBS
     launcher = find_launcher(os.environ, find_ancestors()) if is_job else None
@@ -109,7 +109,7 @@ def find_job() -> MPI.Intracomm:
     Raises:
         UsageError: if there is but one, or no MPI.
     """
-    from mpiring.wire.packages import need_mpi
+    from mpiring.wire.settings.packages import need_mpi
 
     try:
         need_mpi("this command")

@@ -3,7 +3,7 @@
 A **schedule** says, for every rank, which segment goes to whom at which step, and whether what arrives
 is reduced or stored.  It knows no MPI, no array and no clock.  The same object is proven
 (:mod:`mpiring.plan.verify`), priced (:mod:`~mpiring.plan.cost`), drawn (:mod:`~mpiring.plan.draw`)
-and run (:mod:`mpiring.wire.execute`).
+and run (:mod:`mpiring.wire.execute.steps`).
 
 What a step means
     All its receives are posted, then all its sends; the step ends when each of them is complete.  A send

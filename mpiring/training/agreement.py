@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError
 from ..plan.segments import Segments
-from ..wire.arguments import whole_number
-from ..wire.arithmetic import check_op
+from ..wire.reduce.arithmetic import check_op
+from ..wire.settings.arguments import whole_number
 from .flat import Signature, signature
 from .nests import plain_text
 

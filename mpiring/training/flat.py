@@ -8,10 +8,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ..plan.segments import Segments
-from ..wire.arithmetic import Array
 from ..wire.arrays import NUMPY, Kind, kind_named, kind_of
-from ..wire.device_transport import Carriage
-from ..wire.transport import Request
+from ..wire.reduce.arithmetic import Array
+from ..wire.transport.device import Carriage
+from ..wire.transport.protocol import Request
 
 
 class Signature(NamedTuple):

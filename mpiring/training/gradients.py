@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RingError, harmless
-from ..wire import mpi
-from ..wire.arguments import whole_number
-from ..wire.arithmetic import Array, check_op
 from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
-from ..wire.calls import as_text
-from ..wire.collectives import known
-from ..wire.operands import operand
+from ..wire.arrays.operands import operand
+from ..wire.collectives.reductions import known
+from ..wire.opening.calls import as_text
+from ..wire.reduce.arithmetic import Array, check_op
+from ..wire.settings.arguments import whole_number
+from ..wire.transport import mpi
 from .agreement import everyone_says
 from .flat import Flat, Signature, groups, signature
 from .nests import leaves, rebuilt, shown

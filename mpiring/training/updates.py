@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..wire.arithmetic import Array
+from ..wire.reduce.arithmetic import Array
 from .flat import Flat, named, replace
 
 Update = Callable[[dict[str, Array], dict[str, Array]], "Mapping[str, Any] | None"]

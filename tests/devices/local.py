@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from mpiring.wire import custom, messages, rooted
 from mpiring.wire.arrays import cuda_driver
-from mpiring.wire.execute import Position
-from mpiring.wire.messages import Message
+from mpiring.wire.collectives import custom, rooted
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.ring import messages
+from mpiring.wire.ring.messages import Message
 
 from devices import deferred
 from wire.ranks import Ranks, call

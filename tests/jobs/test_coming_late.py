@@ -21,7 +21,7 @@ import itertools, sys
 import numpy as np
 from mpi4py import MPI
 import mpiring
-from mpiring.wire import status
+from mpiring.wire.ring import status
 
 status.GRACE_SECONDS = 0.02  # for answers, of which there are none
 comm = MPI.COMM_WORLD

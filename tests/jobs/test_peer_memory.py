@@ -11,7 +11,7 @@ from launch import launch
 ENTER = """
 import os, signal, sys
 import numpy as np, mpiring
-from mpiring.wire import peers
+from mpiring.wire.node import peers
 ring = mpiring.Ring(timeout=5)
 x = np.full(1 << 20, 8.0**ring.rank)
 ring.allreduce(x)

@@ -13,7 +13,8 @@ from launch import Completed, launch, wait_until
 ENTER = """
 import os, random, signal, sys
 import numpy as np, mpiring
-from mpiring.wire import agree, shared, unnamed
+from mpiring.wire.node import shared, unnamed
+from mpiring.wire.opening import agree
 unnamed.DIRECTORY = {directory!r}
 ring = mpiring.Ring(timeout=20)
 """
@@ -91,7 +92,7 @@ print("went on")
 def test_a_rank_that_dies_in_the_middle_is_not_waited_for(directory):
     """Killed between the opening and the closing exchange."""
     code = """
-from mpiring.wire import fused
+from mpiring.wire.node import fused
 x = ring.empty(1 << 20)
 if ring.rank == 1:
     fused.Closing.exchange = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from hosts import Hosts
 PROGRAM = """
 import mpiring
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.shared import place_of
+from mpiring.wire.node.shared import place_of
 
 with mpiring.Ring() as ring:
     x = ring.empty(100_000, "int64")
@@ -37,9 +37,9 @@ import socket, sys
 import numpy as np
 from mpi4py import MPI
 import mpiring
-from mpiring.wire import hierarchy
+from mpiring.wire.execute import hierarchy
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.shared import place_of
+from mpiring.wire.node.shared import place_of
 
 algorithm, count = sys.argv[1], int(sys.argv[2])
 comm = MPI.COMM_WORLD

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from mpiring.wire.profiles import parsed
-from mpiring.wire.tuning import NETWORK
+from mpiring.wire.settings.profiles import parsed
+from mpiring.wire.settings.tuning import NETWORK
 
 TAKEN = """
 import json

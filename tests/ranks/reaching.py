@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mpiring import Ring
-from mpiring.wire.cross_memory import Reach
-from mpiring.wire.peer_memory import PeerMemory
-from mpiring.wire.stages import Lengths, Stages
+from mpiring.wire.node.cross_memory import Reach
+from mpiring.wire.node.peer_memory import PeerMemory
+from mpiring.wire.node.stages import Lengths, Stages
 
 
 def reaching(comm: Any, **more: Any) -> Ring:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpiring import Ring
 from mpiring.plan import schedule
-from mpiring.wire import communicators
+from mpiring.wire.transport import communicators
 
 from ranks import denormals
 from ranks.denormals import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, flushing

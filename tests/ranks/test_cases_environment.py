@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mpiring import Ring
-from mpiring.wire.cross_memory import VARIABLE as PEER_MEMORY
-from mpiring.wire.device_support import VARIABLE as DEVICE_TRANSPORT
-from mpiring.wire.profiles import VARIABLE as PROFILE
+from mpiring.wire.gpu_aware.decision import VARIABLE as DEVICE_TRANSPORT
+from mpiring.wire.node.cross_memory import VARIABLE as PEER_MEMORY
+from mpiring.wire.settings.profiles import VARIABLE as PROFILE
 
 from ranks.reference import outcome
 

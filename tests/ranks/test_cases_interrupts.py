@@ -227,7 +227,7 @@ def test_b36_an_alarm_inside_a_call(comm):
 )
 def test_b36_an_exception_at_the_edge_of_a_call(comm, monkeypatch, line):
     """Right before and right after what the call does: it breaks the ring all the same, and the others hear of it."""
-    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("mpiring.wire.ring.status.GRACE_SECONDS", 0.05)
     call = Ring.allreduce.__code__
     source, first = inspect.getsourcelines(mpiring.ring._call)
     numbers = [first + n for n, text in enumerate(source) if line in text]
@@ -262,7 +262,7 @@ def test_b36_an_exception_at_the_edge_of_a_call(comm, monkeypatch, line):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_b36_a_storm_of_alarms(comm, monkeypatch):
     """A timer that goes on: what follows from the first alarm is interrupted by the next ones."""
-    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("mpiring.wire.ring.status.GRACE_SECONDS", 0.05)
     stuck = []
     for number in range(6):
         ring = Ring(comm)
@@ -290,9 +290,9 @@ def test_b36_a_storm_of_alarms(comm, monkeypatch):
                 signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
         meet(comm)
-        # It has come to an end, although nobody has a timeout.  A call that was interrupted has broken its ring, but for
-        # an alarm before anything was sent: all ranks are told of that, while the next one may already come.  A wait for
-        # a work may have left the work whole.
+        # It has come to an end, although nobody has a timeout.  A call that was interrupted has broken its ring, but
+        # for an alarm before anything was sent: all ranks are told of that, while the next one may already come.  A
+        # wait for a work may have left the work whole.
         came = (error for alarm in alarms for error in (alarm, alarm.__context__))
         was_told = any(error and is_harmless(error) for error in came)
         is_whole = "broken" not in repr(ring) and name != "work" and not was_told
@@ -342,7 +342,7 @@ def test_b36_a_call_that_waits_is_interrupted_and_made_again(comm, error):
 
 @pytest.mark.ranks(2, 3)
 def test_b36_the_others_hear_of_it_without_a_timeout(comm, monkeypatch):
-    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("mpiring.wire.ring.status.GRACE_SECONDS", 0.05)
     ring = Ring(comm)
     if comm.rank == 0:
         with pytest.raises(KeyboardInterrupt):
@@ -363,7 +363,7 @@ def test_b36_the_others_hear_of_it_without_a_timeout(comm, monkeypatch):
 def test_b36_who_waits_for_a_message_hears_of_it_without_a_timeout(
     comm, monkeypatch, way
 ):
-    monkeypatch.setattr("mpiring.wire.status.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("mpiring.wire.ring.status.GRACE_SECONDS", 0.05)
     ring = Ring(comm)
     if comm.rank == 0:
         with pytest.raises(KeyboardInterrupt):

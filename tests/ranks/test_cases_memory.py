@@ -16,7 +16,8 @@ import pytest
 
 from mpiring import Ring
 from mpiring.plan import ring_allreduce, schedule
-from mpiring.wire import cross_memory, session
+from mpiring.wire.node import cross_memory
+from mpiring.wire.ring import session
 
 from ranks.reference import balanced, outcome
 from ranks.tuned import tuned

@@ -16,8 +16,9 @@ from mpi4py import MPI
 
 import mpiring
 from mpiring.plan.catalog import schedule
-from mpiring.wire import device_transport, loaded, probe_record
 from mpiring.wire.arrays.cupy import CupyKind
+from mpiring.wire.gpu_aware import loaded, probe_record
+from mpiring.wire.transport import device
 
 from devices import cases, deferred, local
 from devices.cases import CASES, drive
@@ -68,7 +69,7 @@ def ring(comm, probed, transport):
 def travelled(monkeypatch):
     """By which transports buffers have gone."""
     seen: set[str] = set()
-    for kind in (device_transport.Direct, device_transport.Staged):
+    for kind in (device.Direct, device.Staged):
         start = kind.isend
 
         def isend(self, *args, start=start, kind=kind):

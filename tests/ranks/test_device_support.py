@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mpiring.wire import device_evidence, device_support
-from mpiring.wire.device_evidence import Clue, Facts
-from mpiring.wire.device_support import VARIABLE, agree, decide, decode, encode, gather
+from mpiring.wire.gpu_aware import decision, evidence
+from mpiring.wire.gpu_aware.decision import (
+    VARIABLE,
+    agree,
+    decide,
+    decode,
+    encode,
+    gather,
+)
+from mpiring.wire.gpu_aware.evidence import Clue, Facts
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +35,23 @@ def outcome(comm, argument="auto"):
 
 def test_this_mpi_is_asked(comm):
     """The MPIs of PyPI are built without CUDA, and each has a function that says so."""
-    facts = device_evidence.find_facts()
+    facts = evidence.find_facts()
     assert facts.library.family in ("Open MPI", "MPICH", "Intel MPI")
     function = {"Open MPI": "MPIX_Query_cuda_support"}
     name = function.get(facts.library.family, "MPIX_GPU_query_support")
     assert facts.answers == ((name, False),)
     assert facts.alloc_kinds in ("", "mpi,system")
     assert facts.switch is (False if facts.library.family == "Open MPI" else None)
-    decision = decide(gather())
-    assert decision.transport == "staged"
-    assert f"{name} of {facts.library.name} says no" in decision.evidence
-    assert device_evidence.find_facts() is facts  # asked once
+    decided = decide(gather())
+    assert decided.transport == "staged"
+    assert f"{name} of {facts.library.name} says no" in decided.evidence
+    assert evidence.find_facts() is facts  # asked once
 
 
 def test_all_ranks_take_the_same_way(comm):
     said = comm.allgather([settle(comm), settle(comm, "staged")])
     assert said == [said[0]] * comm.size
-    assert [decision.transport for decision in said[0]] == ["staged", "staged"]
+    assert [each.transport for each in said[0]] == ["staged", "staged"]
 
 
 def test_direct_is_refused_on_all_ranks(comm):
@@ -76,7 +83,7 @@ def test_one_rank_cannot(comm, monkeypatch):
             Clue("yes", "A says yes") if comm.rank != 1 else Clue("no", "B says no"),
         )
 
-    monkeypatch.setattr(device_support, "weigh", weigh)
+    monkeypatch.setattr(decision, "weigh", weigh)
     said = comm.allgather(outcome(comm))
     assert said == [said[0]] * comm.size
     assert (
@@ -88,5 +95,5 @@ def test_one_rank_cannot(comm, monkeypatch):
 
 def test_before_mpi_is_started_nothing_is_asked(monkeypatch):
     monkeypatch.setattr("mpi4py.MPI.Is_initialized", lambda: False)
-    facts = device_evidence.find_facts()
+    facts = evidence.find_facts()
     assert facts == Facts(facts.library) and facts.library.family != "unknown"

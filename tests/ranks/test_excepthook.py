@@ -13,7 +13,7 @@ import time
 import pytest
 from mpi4py import MPI
 
-from mpiring.wire import mpi
+from mpiring.wire.transport import mpi
 
 pytestmark = pytest.mark.ranks(1, 2)
 

@@ -13,9 +13,10 @@ import pytest
 from mpi4py import MPI
 
 from mpiring import Ring
-from mpiring.wire import fused, hierarchy
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.shared import place_of
+from mpiring.wire.execute import hierarchy
+from mpiring.wire.node import fused
+from mpiring.wire.node.shared import place_of
 
 from ranks.reference import (
     DTYPES,

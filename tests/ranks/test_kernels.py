@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpiring import Ring
-from mpiring.wire import kernels
+from mpiring.wire.reduce import kernels
 
 from ranks.reference import HALVES, dtype_of, reduced, same_bits, same_on_all_ranks
 

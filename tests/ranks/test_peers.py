@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiring import Ring
-from mpiring.wire import cross_memory, peers, session, staged
-from mpiring.wire.calls import at_address
+from mpiring.wire.node import cross_memory, peers, staged
+from mpiring.wire.opening.calls import at_address
+from mpiring.wire.ring import session
 
 from ranks.reaching import (
     Moved,

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import mpiring
-from mpiring.wire.mpi import MPITransport
+from mpiring.wire.transport.mpi import MPITransport
 
 from devices import cases
 from devices.cases import CASES

@@ -10,9 +10,9 @@ import pytest
 from mpi4py import MPI
 
 from mpiring import Ring
-from mpiring.wire import small
-from mpiring.wire.profiles import VARIABLE
-from mpiring.wire.tuning import DEFAULTS, NODE, WHOLE
+from mpiring.wire.collectives import small
+from mpiring.wire.settings.profiles import VARIABLE
+from mpiring.wire.settings.tuning import DEFAULTS, NODE, WHOLE
 
 from ranks.reference import outcome, random_array, reduced, same_bits
 from ranks.tuned import PROFILES, profile, tuned, variable_on_rank_0

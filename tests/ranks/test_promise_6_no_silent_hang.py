@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from mpiring import Ring, RingError, RingTimeout
-from mpiring.wire import arithmetic, memory
+from mpiring.wire.execute import memory
+from mpiring.wire.reduce import arithmetic
 
 from ranks.reference import outcome
 

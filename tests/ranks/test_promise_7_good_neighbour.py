@@ -17,7 +17,7 @@ import pytest
 from mpi4py import MPI
 
 from mpiring import Ring, average_gradients
-from mpiring.wire import communicators
+from mpiring.wire.transport import communicators
 
 
 def live(parent) -> int:

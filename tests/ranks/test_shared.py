@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiring import Ring
-from mpiring.wire import fused, unnamed
+from mpiring.wire.node import fused, unnamed
 
 from ranks.reference import (
     DTYPES,
@@ -156,7 +156,7 @@ def test_it_is_shared_between_the_processes_and_nobody_else(comm, ring):
 
 def place(x):
     from mpiring.wire.arrays import NUMPY
-    from mpiring.wire.shared import place_of
+    from mpiring.wire.node.shared import place_of
 
     return place_of(NUMPY, x)
 

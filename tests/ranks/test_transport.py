@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mpi4py import MPI
 
-from mpiring.wire.mpi import MPITransport
+from mpiring.wire.transport.mpi import MPITransport
 
 from wire.conformance import CASES
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpiring.wire.loaded import find_library
-from mpiring.wire.profiles import VARIABLE, Entry, write_entry
-from mpiring.wire.tuning import DEFAULTS, WIRES
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.settings.profiles import VARIABLE, Entry, write_entry
+from mpiring.wire.settings.tuning import DEFAULTS, WIRES
 
 SIZE = MPI.COMM_WORLD.size
 

@@ -1,8 +1,8 @@
 """What every transport must do: programs, and what each of their ranks has to find.
 
-A case is a program for every rank, written against :class:`mpiring.wire.transport.Transport` alone.  It returns
-what the rank saw; ``expected(rank, size)`` says what that must be.  ``tests/wire/test_local.py`` runs the cases in
-one process under many interleavings, ``tests/ranks/test_transport.py`` runs the same ones over MPI.
+A case is a program for every rank, written against :class:`mpiring.wire.transport.protocol.Transport` alone.  It
+returns what the rank saw; ``expected(rank, size)`` says what that must be.  ``tests/wire/test_local.py`` runs the
+cases in one process under many interleavings, ``tests/ranks/test_transport.py`` runs the same ones over MPI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpiring.wire.transport import Program, Transport, wait
+from mpiring.wire.transport.protocol import Program, Transport, wait
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import numpy as np
 
 from mpiring.plan import Segments, verify
 from mpiring.plan.programs import rank_program
-from mpiring.wire import arrays, execute, memory, pipeline
-from mpiring.wire.arithmetic import accumulator
-from mpiring.wire.execute import Position
-from mpiring.wire.local import LocalNetwork
+from mpiring.wire import arrays
+from mpiring.wire.execute import memory, pipeline, steps
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.reduce.arithmetic import accumulator
+from mpiring.wire.transport.local import LocalNetwork
 
 from wire import reference
 from wire.interleaving import chooser
@@ -22,7 +23,7 @@ from wire.interleaving import chooser
 class Machine:
     """What runs a schedule: ours, or a broken one."""
 
-    execute: Any = execute.execute
+    execute: Any = steps.execute
     memory: Any = memory.Memory
 
 

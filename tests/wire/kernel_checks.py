@@ -9,9 +9,9 @@ from itertools import product
 
 import numpy as np
 
-from mpiring.wire import arithmetic, kernel_code, kernels
 from mpiring.wire.arrays import host
-from mpiring.wire.kernels import Form
+from mpiring.wire.reduce import arithmetic, kernel_code, kernels
+from mpiring.wire.reduce.kernels import Form
 
 from wire import reference
 from wire.reference import HALVES

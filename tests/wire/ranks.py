@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiring.wire import tuning as tunings
-from mpiring.wire.agree import PAYLOAD_BYTES, Opening
-from mpiring.wire.collectives import Collectives
-from mpiring.wire.execute import Position
-from mpiring.wire.gather import allgather
-from mpiring.wire.local import LocalNetwork, first
-from mpiring.wire.peer_memory import PeerMemory
-from mpiring.wire.stages import Stages
+from mpiring.wire.collectives.gather import allgather
+from mpiring.wire.collectives.reductions import Collectives
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node.peer_memory import PeerMemory
+from mpiring.wire.node.stages import Stages
+from mpiring.wire.opening.agree import PAYLOAD_BYTES, Opening
+from mpiring.wire.settings import tuning as tunings
+from mpiring.wire.transport.local import LocalNetwork, first
 
 from wire.interleaving import chooser
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire.agree import (
+from mpiring.wire.opening.agree import (
     FAILURE_BYTES,
     PAYLOAD_BYTES,
     TEXT_BYTES,
@@ -24,7 +24,7 @@ from mpiring.wire.agree import (
     shortened,
     unpack,
 )
-from mpiring.wire.local import LocalNetwork, LocalTransport, first
+from mpiring.wire.transport.local import LocalNetwork, LocalTransport, first
 
 from wire.interleaving import chooser, protocols, seeds
 

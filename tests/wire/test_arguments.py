@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mpiring.wire.arguments import seconds_of, whole_number
+from mpiring.wire.settings.arguments import seconds_of, whole_number
 
 
 class Index:

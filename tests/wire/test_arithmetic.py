@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import arithmetic
+from mpiring.wire.reduce import arithmetic
 
 from wire import reference
 from wire.reference import BFLOAT16, COMPLEX, DTYPES, FLOATS, HALVES, INTEGERS

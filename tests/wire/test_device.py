@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mpiring.errors import DeadlockError, RingError
-from mpiring.wire import device_transport
 from mpiring.wire.arrays import cupy as cupy_kind
 from mpiring.wire.arrays import kind_of
-from mpiring.wire.transport import Request, Transport
+from mpiring.wire.transport import device
+from mpiring.wire.transport.protocol import Request, Transport
 
 from devices import cases, local
 from devices.cases import CASES
@@ -113,48 +113,48 @@ MISTAKES = {
         "return self._mark(self._theirs)",
     ),
     "direct: sends before the device is done": (
-        device_transport,
+        device,
         "if not (is_my_turn and self._event.done):",
         "if not (is_my_turn and (self.verb == 'send to' or self._event.done)):",
     ),
     "direct: receives before the device is done": (
-        device_transport,
+        device,
         "if not (is_my_turn and self._event.done):",
         "if not (is_my_turn and (self.verb != 'send to' or self._event.done)):",
     ),
     "direct: forgets the messages": (
-        device_transport,
+        device,
         "        self._messages = [m for m in self._messages if not m.test()]\n",
         "        self._messages = []\n",
     ),
     "staged: sends a chunk before it is copied": (
-        device_transport,
+        device,
         "while is_my_turn and self._copies and self._copies[0][0].done:",
         "while is_my_turn and self._copies:",
     ),
     "staged: fills a chunk that is still sent": (
-        device_transport,
+        device,
         "        while self._messages and self._messages[0][0].test():\n"
         "            chunks.give(self._messages.popleft()[1])\n",
         "        for m, chunk, _ in self._messages:\n            chunks.give(chunk)\n        self._messages.clear()\n",
     ),
     "staged: receives into a chunk that is still copied": (
-        device_transport,
+        device,
         "chunks.give(chunk, kind.mark())",
         "chunks.give(chunk)",
     ),
     "staged: copies a chunk before it has arrived": (
-        device_transport,
+        device,
         "        while self._messages and self._messages[0][0].test():\n            _, chunk",
         "        while self._messages:\n            _, chunk",
     ),
     "staged: takes a chunk whose copy is under way": (
-        device_transport,
+        device,
         "                if event.done:\n",
         "                if True:\n",
     ),
     "a request moves only itself": (
-        device_transport,
+        device,
         "            self.transport.progress()\n        return self._is_done",
         "            self.advance()\n        return self._is_done",
     ),
@@ -197,17 +197,17 @@ def test_a_missing_synchronisation_is_seen(monkeypatch, what):
 
 OUT_OF_TURN = {
     "direct": (
-        device_transport,
+        device,
         "if not (is_my_turn and self._event.done):",
         "if not self._event.done:",
     ),
     "staged send": (
-        device_transport,
+        device,
         "while is_my_turn and self._copies and self._copies[0][0].done:",
         "while self._copies and self._copies[0][0].done:",
     ),
     "staged receive": (
-        device_transport,
+        device,
         "while is_my_turn and (chunk := self._taken(len(self._messages))) is not None:",
         "while (chunk := self._taken(len(self._messages))) is not None:",
     ),
@@ -242,11 +242,11 @@ def posted_out_of_turn(monkeypatch, how, lengths=(20, 5, 4)):
     events = [types.SimpleNamespace(done=place > 0) for place in range(3)]
     buffers = [kind.empty(n, "uint8") for n in lengths]
     started: list[Any] = []
-    outer: Any = device_transport.Direct(inner, kind, 100)
+    outer: Any = device.Direct(inner, kind, 100)
     if how != "direct":
-        chunks = device_transport.Chunks(6)
+        chunks = device.Chunks(6)
         chunks.reserve(kind, 6)
-        outer = device_transport.Staged(inner, kind, chunks)
+        outer = device.Staged(inner, kind, chunks)
     monkeypatch.setattr(type(kind), "mark", lambda self: events[len(started)])
     for buffer in buffers:
         start = outer.irecv if how == "staged receive" else outer.isend

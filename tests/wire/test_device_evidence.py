@@ -7,9 +7,16 @@ from itertools import product
 
 import pytest
 
-from mpiring.wire import device_evidence
-from mpiring.wire.device_evidence import NEEDED, Clue, Facts, is_on, judge_kinds, weigh
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware import evidence
+from mpiring.wire.gpu_aware.evidence import (
+    NEEDED,
+    Clue,
+    Facts,
+    is_on,
+    judge_kinds,
+    weigh,
+)
+from mpiring.wire.gpu_aware.loaded import Library
 
 OPEN_MPI_5 = Library("Open MPI v5.0.11, package: x", (3, 1))
 OPEN_MPI_4 = Library("Open MPI v4.1.4, package: x", (3, 1))
@@ -35,7 +42,7 @@ def says(facts, environment=()):
 
 
 def test_doctests():
-    outcome = doctest.testmod(device_evidence)
+    outcome = doctest.testmod(evidence)
     assert outcome.attempted > 0 and outcome.failed == 0
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpiring.wire import device_transport
 from mpiring.wire.arrays import cuda_driver, kind_of
-from mpiring.wire.memory import Scratch
-from mpiring.wire.transport import AnyOf
+from mpiring.wire.execute.memory import Scratch
+from mpiring.wire.transport import device
+from mpiring.wire.transport.protocol import AnyOf
 
 from devices import local
 from devices.deferred import lazy, machine_of_this_test, reach
@@ -43,7 +43,7 @@ def test_a_chunk_outlives_its_ring_while_the_device_reads_it(cupy):
     """Pinned memory goes back to its pool at once, and the next who takes it writes to it."""
     piece = cupy.asarray(np.zeros(64, "u1"))
     kind = bound(piece)
-    chunks = device_transport.Chunks(64)
+    chunks = device.Chunks(64)
     chunks.reserve(kind, 1)
     chunk: Any = chunks.take()
     chunk[...] = 7
@@ -55,8 +55,8 @@ def test_a_chunk_outlives_its_ring_while_the_device_reads_it(cupy):
     taken[...] = 9
     cupy.cuda.Device().synchronize()
     assert set(reach(piece)) == {7}
-    device_transport.Chunks(64).reserve(kind, 1)  # the copy is done: nobody holds it
-    assert device_transport._orphaned == []
+    device.Chunks(64).reserve(kind, 1)  # the copy is done: nobody holds it
+    assert device._orphaned == []
 
 
 def test_scratch_that_cannot_go_direct_is_not_used_by_a_later_call(cupy):
@@ -87,5 +87,5 @@ def test_one_stream_of_ours_whichever_thread_comes_first(cupy, monkeypatch):
 
 def test_waiting_for_the_device_beside_other_waits(cupy):
     """As a rank does that holds several."""
-    requests = [device_transport._Work(bound(cupy.asarray(np.ones(3)))) for _ in "ab"]
+    requests = [device._Work(bound(cupy.asarray(np.ones(3)))) for _ in "ab"]
     assert str(AnyOf(requests)) == "finish the device's work"

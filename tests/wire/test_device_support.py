@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiring.wire import device_evidence, device_support, probe_record
-from mpiring.wire.agree import FAILURE_BYTES, PAYLOAD_BYTES
-from mpiring.wire.calls import Call
-from mpiring.wire.device_evidence import Clue, Facts
-from mpiring.wire.device_support import (
+from mpiring.wire.gpu_aware import decision, evidence, probe_record
+from mpiring.wire.gpu_aware.decision import (
     CHOICES,
     FOUND_BYTES,
     VARIABLE,
@@ -28,20 +25,23 @@ from mpiring.wire.device_support import (
     encode,
     read_request,
 )
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.evidence import Clue, Facts
+from mpiring.wire.gpu_aware.loaded import Library
+from mpiring.wire.opening.agree import FAILURE_BYTES, PAYLOAD_BYTES
+from mpiring.wire.opening.calls import Call
 
 YES, NO, SILENT = Clue("yes", "A says yes"), Clue("no", "B says no"), Clue("", "C is 3")
 PASSED, NONE = Clue("yes", "a probe has passed"), Clue("", "no probe")
 
 
-def evidence(asked="auto", clues=(), probe=NONE, by="argument", library="MPI 7"):
+def gathered(asked="auto", clues=(), probe=NONE, by="argument", library="MPI 7"):
     return Evidence(asked, by, library, tuple(clues), probe)
 
 
 # ---- one rank ---------------------------------------------------------------------------------------
 
 COMBINATIONS = [
-    evidence(asked, clues, probe, by)
+    gathered(asked, clues, probe, by)
     for asked in CHOICES
     for count in range(4)
     for clues in product((YES, NO, SILENT), repeat=count)
@@ -73,23 +73,23 @@ def test_every_combination(asked):
 @pytest.mark.parametrize(
     "e, transport, why",
     [
-        (evidence("auto", [NO, YES]), "direct", "A says yes"),
-        (evidence("direct", [NO, YES]), "direct", "A says yes"),
-        (evidence("auto", [SILENT, NO]), "staged", "B says no"),
-        (evidence("auto", [NO], PASSED), "staged", "B says no"),
+        (gathered("auto", [NO, YES]), "direct", "A says yes"),
+        (gathered("direct", [NO, YES]), "direct", "A says yes"),
+        (gathered("auto", [SILENT, NO]), "staged", "B says no"),
+        (gathered("auto", [NO], PASSED), "staged", "B says no"),
         (
-            evidence("auto", [SILENT]),
+            gathered("auto", [SILENT]),
             "staged",
             "nothing says that MPI 7 takes pointers into device memory",
         ),
         (
-            evidence("direct", [NO], PASSED),
+            gathered("direct", [NO], PASSED),
             "direct",
             "device_transport='direct' asks for it, and a probe has passed",
         ),
-        (evidence("staged", [YES]), "staged", "device_transport='staged' asks for it"),
+        (gathered("staged", [YES]), "staged", "device_transport='staged' asks for it"),
         (
-            evidence("staged", [YES], by="environment"),
+            gathered("staged", [YES], by="environment"),
             "staged",
             "MPIRING_DEVICE_TRANSPORT=staged asks for it",
         ),
@@ -102,7 +102,7 @@ def test_the_reason_names_what_it_was_decided_on(e, transport, why):
 
 def test_the_error_says_what_was_found_and_what_to_do():
     with pytest.raises(ValueError) as raised:
-        decide(evidence("direct", [NO, SILENT]))
+        decide(gathered("direct", [NO, SILENT]))
     assert str(raised.value) == (
         "device_transport='direct', but nothing shows that MPI 7 takes pointers into device memory;"
         ' use "auto" or "staged", or an MPI that takes device memory (CUDA-aware);'
@@ -110,7 +110,7 @@ def test_the_error_says_what_was_found_and_what_to_do():
         "  Found: B says no; C is 3; no probe"
     )
     with pytest.raises(ValueError, match=f"^{VARIABLE}=direct, but nothing"):
-        decide(evidence("direct", by="environment"))
+        decide(gathered("direct", by="environment"))
 
 
 def test_the_advice_of_the_error_fits_into_the_opening_exchange():
@@ -121,9 +121,9 @@ def test_the_advice_of_the_error_fits_into_the_opening_exchange():
         False,
         "mpi,system",
     )
-    found = device_evidence.weigh(facts, {})
+    found = evidence.weigh(facts, {})
     with call.local():
-        decide(evidence("direct", found, Clue("", "x" * 300), library="Open MPI 4.1.4"))
+        decide(gathered("direct", found, Clue("", "x" * 300), library="Open MPI 4.1.4"))
     told = call.failure_text(127)
     assert told is not None and len(told) <= FAILURE_BYTES
     assert (
@@ -189,7 +189,7 @@ def test_what_travels_is_short_and_comes_back(e, words):
 
 
 def test_a_long_reason_is_cut_between_characters():
-    found = decode(encode(evidence("auto", [Clue("no", "ä" * 200)])))
+    found = decode(encode(gathered("auto", [Clue("no", "ä" * 200)])))
     assert found.why == "ä" * 47 + "..."
 
 
@@ -291,20 +291,20 @@ def test_a_record_is_looked_for_only_where_it_counts(monkeypatch, tmp_path):
     path = tmp_path / "libmpi.so.40"
     path.touch()
     library = Library("Open MPI v5.0.11", (3, 1), (str(path),))
-    monkeypatch.setattr(device_support, "find_facts", lambda: Facts(library))
+    monkeypatch.setattr(decision, "find_facts", lambda: Facts(library))
     monkeypatch.setenv("MPIRING_CACHE", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     subject = probe_record.find_subject(library, os.environ)
     assert subject is not None
     with pytest.raises(ValueError):
-        decide(device_support.gather("direct"))
+        decide(decision.gather("direct"))
     probe_record.write_record(tmp_path, subject, {})
-    assert decide(device_support.gather("direct")).transport == "direct"
+    assert decide(decision.gather("direct")).transport == "direct"
     monkeypatch.setenv(VARIABLE, "direct")
-    assert decide(device_support.gather()).transport == "direct"
-    assert decide(device_support.gather("staged")).transport == "staged"
+    assert decide(decision.gather()).transport == "direct"
+    assert decide(decision.gather("staged")).transport == "staged"
     monkeypatch.setenv(VARIABLE, "auto")
-    got = device_support.gather()
+    got = decision.gather()
     assert got.probe == Clue("", "no probe was looked for")
     assert decide(got).transport == "staged"
 
@@ -318,7 +318,7 @@ def modules_named(source):
             yield (node.module or "").partition(".")[0]
 
 
-@pytest.mark.parametrize("module", [device_support, device_evidence, probe_record])
+@pytest.mark.parametrize("module", [decision, evidence, probe_record])
 def test_no_array_library_is_imported(module):
     assert not {"cupy", "numba", "torch", "jax"} & set(
         modules_named(inspect.getsource(module))

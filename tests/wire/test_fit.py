@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpiring.wire.arithmetic import DTYPES
 from mpiring.wire.arrays import NUMPY, fit
+from mpiring.wire.reduce.arithmetic import DTYPES
 
 LARGEST = {
     "float16": 65504.0,

@@ -17,10 +17,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.plan.hierarchy import hosts_allreduce
-from mpiring.wire import collectives, fused, hierarchy
 from mpiring.wire.arrays.mapped import Place
-from mpiring.wire.execute import Position
-from mpiring.wire.tuning import WHOLE
+from mpiring.wire.collectives import reductions
+from mpiring.wire.execute import hierarchy
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node import fused
+from mpiring.wire.settings.tuning import WHOLE
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -401,11 +403,11 @@ def test_each_mistake_is_caught(what, monkeypatch):
     right, wrong = MISTAKES[what]
     source = Path(hierarchy.__file__).read_text()
     assert source.count(right) == 1, "the source has changed; write the mistake anew"
-    broken = types.ModuleType("mpiring.wire.hierarchy_broken")
+    broken = types.ModuleType("mpiring.wire.execute.hierarchy_broken")
     broken.__package__ = hierarchy.__package__
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
     exec(compile(source.replace(right, wrong), "broken", "exec"), broken.__dict__)
-    monkeypatch.setattr(collectives, "hierarchy", broken)
+    monkeypatch.setattr(reductions, "hierarchy", broken)
     with pytest.raises(Exception):
         some_calls()
 
@@ -413,7 +415,7 @@ def test_each_mistake_is_caught(what, monkeypatch):
 @pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter"])
 def test_a_schedule_of_hosts_is_not_for_the_user(collective):
     """``ring.run`` has no arrays of others to give it."""
-    from mpiring.wire.custom import run
+    from mpiring.wire.collectives.custom import run
 
     ranks = spread((2, 2))
     plan = hosts_allreduce((2, 2))

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import gc, sys
-from mpiring.wire import immortal
+from mpiring.wire.ring import immortal
 
 class Thing:
     def __del__(self):

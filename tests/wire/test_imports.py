@@ -80,15 +80,15 @@ def test_imports_point_up_the_list(path):
         ("plan/cost.py", "def f():\n    from mpi4py import MPI"),
         ("plan/cost.py", "from ..wire import arrays"),
         ("plan/cost.py", "from .. import ring"),
-        ("plan/cost.py", "from mpiring.wire.local import first"),
+        ("plan/cost.py", "from mpiring.wire.transport.local import first"),
         ("plan/cost.py", "from mpiring import wire"),
         ("plan/cost.py", "if TYPE_CHECKING:\n    from ..ring import Ring"),
         ("errors.py", "from .plan import Schedule"),
-        ("wire/shared.py", "from ..ring import Ring"),
+        ("wire/node/shared.py", "from ...ring import Ring"),
         ("wire/deep/er.py", "from ...training import gradients"),
         ("ring.py", "from .training.gradients import average_gradients"),
         ("ring.py", "import mpiring.cli"),
-        ("wire/shared.py", "from .. import device"),
+        ("wire/node/shared.py", "from ... import device"),
         ("device.py", "from .ring import Ring"),
         ("training/x.py", "from ..cli import main"),
         ("elsewhere.py", ""),
@@ -106,14 +106,14 @@ def test_the_rule_can_be_broken(path, source):
             "import math\nfrom .segments import Segments\nfrom ..errors import X",
         ),
         (
-            "wire/shared.py",
+            "wire/node/shared.py",
             "import numpy\nfrom mpi4py import MPI\nfrom ..plan import verify",
         ),
         ("ring.py", "from .wire import mpi\nfrom .errors import RingError"),
         ("cli/doctor/child.py", "from mpiring.device import find_gpus"),
         ("cli/show.py", "from ..training import gradients\nfrom ..ring import Ring"),
         ("__main__.py", "from .cli import main"),
-        ("wire/shared.py", "from .. import __version__"),
+        ("wire/node/shared.py", "from ... import __version__"),
     ],
 )
 def test_the_rule_can_be_kept(path, source):
@@ -139,7 +139,7 @@ NUMPY_ONLY |= {"may_share_memory", "shares_memory", "copyto", "concatenate"}
 OWN_ARRAYS = {
     "cli/bench/lecture.py": {"copyto"},
     "cli/bench/peers.py": {"copyto"},
-    "wire/communicators.py": {"array"},
+    "wire/transport/communicators.py": {"array"},
     "training/agreement.py": {"array"},
 }
 
@@ -221,7 +221,7 @@ def test_arrays_does_know_them():
     ],
 )
 def test_knowledge_is_seen(source):
-    assert len(knowledge_of_kinds("wire/execute.py", source)) == 1
+    assert len(knowledge_of_kinds("wire/execute/steps.py", source)) == 1
 
 
 def test_docstrings_may_speak_of_kinds():
@@ -278,7 +278,7 @@ def test_importing_starts_nothing(code):
 def test_importing_could_start_something():
     assert "numpy" in loaded_by("import mpiring.wire.arrays")
     assert "numpy" in loaded_by("import mpiring.plan, numpy")
-    assert "llvmlite" not in loaded_by("import mpiring.wire.collectives")
+    assert "llvmlite" not in loaded_by("import mpiring.wire.collectives.reductions")
     assert "mpi4py" in loaded_by("from mpi4py import rc; import mpiring.plan")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpiring.wire import kernel_code, kernels
-from mpiring.wire.kernels import Form
+from mpiring.wire.reduce import kernel_code, kernels
+from mpiring.wire.reduce.kernels import Form
 
 from wire.kernel_checks import check_all
 
@@ -84,8 +84,8 @@ MISTAKES = {
 def mutant(old, new):
     """``find`` for kernels written by a changed ``kernel_code``."""
     assert old in SOURCE
-    module = types.ModuleType("mpiring.wire.mutant")
-    module.__package__ = "mpiring.wire"
+    module = types.ModuleType("mpiring.wire.reduce.mutant")
+    module.__package__ = "mpiring.wire.reduce"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         exec(SOURCE.replace(old, new), module.__dict__)

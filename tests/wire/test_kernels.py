@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import arithmetic, kernel_code, kernels
 from mpiring.wire.arrays import host
-from mpiring.wire.kernels import Form
+from mpiring.wire.reduce import arithmetic, kernel_code, kernels
+from mpiring.wire.reduce.kernels import Form
 
 from wire import reference
 from wire.kernel_checks import (
@@ -286,7 +286,7 @@ PROGRAM = """
 import sys, types
 import numpy as np
 {before}
-from mpiring.wire import kernels
+from mpiring.wire.reduce import kernels
 from mpiring.wire.arrays.host import combine
 x, y = np.full(50, 2048, np.float16), np.ones(50, np.float16)
 combine("sum", [np.ones(9999, "f4")] * 2, [np.ones(9999, "f4")])

@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from mpiring.wire import rooted
 from mpiring.wire.arrays import kind_named, kind_of, libraries_here
-from mpiring.wire.execute import Position
+from mpiring.wire.collectives import rooted
+from mpiring.wire.execute.steps import Position
 
 from wire.libraries import OTHERS, STRICT, check
 from wire.ranks import Ranks

@@ -8,12 +8,12 @@ import warnings
 import numpy as np
 import pytest
 
-from mpiring.wire import rooted
 from mpiring.wire.arrays import KINDS, kind_code, kind_of
-from mpiring.wire.device_transport import Carriage
-from mpiring.wire.execute import Position
-from mpiring.wire.local import LocalNetwork
-from mpiring.wire.messages import Message, exchange
+from mpiring.wire.collectives import rooted
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.ring.messages import Message, exchange
+from mpiring.wire.transport.device import Carriage
+from mpiring.wire.transport.local import LocalNetwork
 
 from wire.libraries import TORCH, check, need
 from wire.ranks import Ranks

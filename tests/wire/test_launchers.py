@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from mpiring.wire import launchers
-from mpiring.wire.launchers import can_start, nearest
+from mpiring.wire.settings import launchers
+from mpiring.wire.settings.launchers import can_start, nearest
 
 
 def test_doctests():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiring.wire import loaded
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware import loaded
+from mpiring.wire.gpu_aware.loaded import Library
 
 OPEN_MPI = (
     "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"

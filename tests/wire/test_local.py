@@ -8,8 +8,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError
-from mpiring.wire.local import LocalNetwork, first
-from mpiring.wire.transport import wait
+from mpiring.wire.transport.local import LocalNetwork, first
+from mpiring.wire.transport.protocol import wait
 
 from wire.conformance import CASES
 from wire.interleaving import chooser, protocols, seeds

@@ -15,12 +15,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError, harmless
-from mpiring.wire import messages
 from mpiring.wire.arrays import Kind
-from mpiring.wire.device_transport import Carriage
-from mpiring.wire.local import LocalNetwork
-from mpiring.wire.messages import USER_TAGS, Message, exchange
-from mpiring.wire.transport import AnyOf, Request, together, wait
+from mpiring.wire.ring import messages
+from mpiring.wire.ring.messages import USER_TAGS, Message, exchange
+from mpiring.wire.transport.device import Carriage
+from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.protocol import AnyOf, Request, together, wait
 
 from wire.interleaving import chooser, protocols, seeds
 from wire.ranks import kept
@@ -136,8 +136,8 @@ def test_each_of_these_mistakes_is_found(what, monkeypatch):
     if "place" in new:
         loop = "for (peer, tag), waiting in"
         source = source.replace(loop, "for (peer, tag, _), waiting in")
-    mistaken = types.ModuleType("mpiring.wire.mistaken")
-    mistaken.__package__ = "mpiring.wire"
+    mistaken = types.ModuleType("mpiring.wire.ring.mistaken")
+    mistaken.__package__ = "mpiring.wire.ring"
     exec(source.replace(old, new), mistaken.__dict__)
     monkeypatch.setitem(globals(), "exchange", mistaken.exchange)
     channels = [(a, b, tag) for a in (0, 1) for b in (0, 1) for tag in (0, 3)] * 2

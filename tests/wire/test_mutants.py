@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiring.wire import execute, local, memory
+from mpiring.wire.execute import memory, steps
+from mpiring.wire.transport import local
 
 from wire import executor
 from wire.executor import Machine
@@ -37,52 +38,52 @@ POST = "        buffers = memory.incoming(step.receives)\n"
 
 # name -> (module, what the source says, what the mistake says)
 MISTAKES = {
-    "does not wait for sends": (execute, WAIT_SEND, ""),
-    "does not wait for receives": (execute, WAIT_RECEIVE, ""),
+    "does not wait for sends": (steps, WAIT_SEND, ""),
+    "does not wait for receives": (steps, WAIT_RECEIVE, ""),
     "waits for the last receive only": (
-        execute,
+        steps,
         "zip(recv_reqs, step.receives)",
         "list(zip(recv_reqs, step.receives))[-1:]",
     ),
     "waits for the first send only": (
-        execute,
+        steps,
         "zip(send_reqs, step.sends)",
         "list(zip(send_reqs, step.sends))[:1]",
     ),
     "combines before the sends are complete": (
-        execute,
+        steps,
         WAIT_SEND + WAIT_RECEIVE,
         WAIT_RECEIVE + COMBINE + WAIT_SEND,
     ),
     "combines before the receives are complete": (
-        execute,
+        steps,
         WAIT_RECEIVE,
         COMBINE + WAIT_RECEIVE,
     ),
     "waits for a send in the next step": (
-        execute,
+        steps,
         WAIT_SEND,
         WAIT_SEND.replace("send_reqs, step", "late, step").replace(
             "        for", "        late, last = last, send_reqs\n        for", 1
         ),
     ),
     "takes a poll for completion": (
-        execute,
+        steps,
         "yield from wait(recv_req)",
         "yield recv_req",
     ),
-    "finishes before it combines": (execute, COMBINE + FINISH, FINISH + COMBINE),
-    "does not combine": (execute, COMBINE, ""),
-    "does not finish": (execute, FINISH, ""),
+    "finishes before it combines": (steps, COMBINE + FINISH, FINISH + COMBINE),
+    "does not combine": (steps, COMBINE, ""),
+    "does not finish": (steps, FINISH, ""),
     "skips the last step": (
-        execute,
+        steps,
         "enumerate(program.steps)",
         "enumerate(program.steps[:-1])",
     ),
-    "keeps what nobody uses": (execute, FORGET_AT_END, ""),
-    "frees what was sent too late": (execute, FORGET, ""),
-    "frees what it is about to combine": (execute, ", except_for=in_use", ""),
-    "frees slots at the start of a step": (execute, POST, FORGET_AT_END + POST),
+    "keeps what nobody uses": (steps, FORGET_AT_END, ""),
+    "frees what was sent too late": (steps, FORGET, ""),
+    "frees what it is about to combine": (steps, ", except_for=in_use", ""),
+    "frees slots at the start of a step": (steps, POST, FORGET_AT_END + POST),
     "folds from the right": (
         memory,
         "        total = self._place(segment, self._partial_dtype)\n",
@@ -176,7 +177,7 @@ def test_each_mistake_is_caught(name):
     copy = broken(module, old, new)
     parts = {module.__name__.rpartition(".")[2]: copy}
     machine = Machine(
-        execute=parts.get("execute", execute).execute,
+        execute=parts.get("steps", steps).execute,
         memory=parts.get("memory", memory).Memory,
     )
     with pytest.raises(Exception):
@@ -186,7 +187,7 @@ def test_each_mistake_is_caught(name):
 def test_without_a_mistake_nothing_is_caught():
     search(
         Machine(
-            broken(execute, "step", "step").execute,
+            broken(steps, "step", "step").execute,
             broken(memory, "slot", "slot").Memory,
         )
     )

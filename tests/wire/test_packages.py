@@ -11,7 +11,7 @@ import pytest
 
 import mpiring
 from mpiring.cli.doctor.packages import OPTIONAL
-from mpiring.wire import packages
+from mpiring.wire.settings import packages
 
 ROOT = Path(mpiring.__file__).parents[1]
 MADE = (

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire import cross_memory, peer_memory
-from mpiring.wire.cross_memory import Reach, try_all
-from mpiring.wire.peer_memory import PeerMemory
+from mpiring.wire.node import cross_memory, peer_memory
+from mpiring.wire.node.cross_memory import Reach, try_all
+from mpiring.wire.node.peer_memory import PeerMemory
 
 from wire.ranks import Ranks
 

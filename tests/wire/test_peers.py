@@ -15,17 +15,11 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import (
-    cross_memory,
-    fused,
-    gather,
-    peers,
-    rooted,
-    ways,
-)
-from mpiring.wire.execute import Position
-from mpiring.wire.gather import allgather
-from mpiring.wire.rooted import broadcast, reduce
+from mpiring.wire.collectives import gather, rooted
+from mpiring.wire.collectives.gather import allgather
+from mpiring.wire.collectives.rooted import broadcast, reduce
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node import cross_memory, fused, peers, ways
 
 from wire import reference
 from wire.interleaving import protocols, seeds

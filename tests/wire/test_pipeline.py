@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from mpiring.plan import Segments, ring_allreduce
 from mpiring.plan.programs import rank_program
-from mpiring.wire import pipeline
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.memory import Scratch, in_chunks
+from mpiring.wire.execute import pipeline
+from mpiring.wire.execute.memory import Scratch, in_chunks
 
 from wire import executor
 from wire.interleaving import protocols, seeds
@@ -108,7 +108,7 @@ def test_each_mistake_is_caught(what, monkeypatch):
     right, wrong = MISTAKES[what]
     source = Path(pipeline.__file__).read_text()
     assert source.count(right) == 1, "the source has changed; write the mistake anew"
-    broken = types.ModuleType("mpiring.wire.pipeline_broken")
+    broken = types.ModuleType("mpiring.wire.execute.pipeline_broken")
     broken.__package__ = pipeline.__package__
     monkeypatch.setitem(sys.modules, broken.__name__, broken)
     exec(compile(source.replace(right, wrong), "broken", "exec"), broken.__dict__)

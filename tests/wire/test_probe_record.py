@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mpiring.wire import probe_record
-from mpiring.wire.loaded import Library
-from mpiring.wire.probe_record import (
+from mpiring.wire.gpu_aware import probe_record
+from mpiring.wire.gpu_aware.loaded import Library
+from mpiring.wire.gpu_aware.probe_record import (
     MOST_BYTES,
     SETTINGS,
     Subject,

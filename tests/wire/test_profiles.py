@@ -16,9 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiring.wire import profiles
-from mpiring.wire.profiles import Entry, find, find_path, merged, nearest, parsed
-from mpiring.wire.tuning import DEFAULTS, NETWORK, NODE, WIRES
+from mpiring.wire.settings import profiles
+from mpiring.wire.settings.profiles import (
+    Entry,
+    find,
+    find_path,
+    merged,
+    nearest,
+    parsed,
+)
+from mpiring.wire.settings.tuning import DEFAULTS, NETWORK, NODE, WIRES
 
 MPIS = ("Open MPI 5.0.11", "Open MPI 5.0.12", "MPICH 5.0.2")
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiring.wire import rehearsed
-from mpiring.wire.agree import Opening, Summary
-from mpiring.wire.local import LocalNetwork
-from mpiring.wire.rehearsed import Rehearsed
+from mpiring.wire.opening import rehearsed
+from mpiring.wire.opening.agree import Opening, Summary
+from mpiring.wire.opening.rehearsed import Rehearsed
+from mpiring.wire.transport.local import LocalNetwork
 
 from wire.interleaving import chooser, seeds
 from wire.test_agree import summary_of

@@ -7,10 +7,10 @@ import warnings
 import numpy as np
 import pytest
 
-from mpiring.wire import fused
-from mpiring.wire.execute import Position
-from mpiring.wire.repeated import Repeated
-from mpiring.wire.stages import Lengths
+from mpiring.wire.collectives.repeated import Repeated
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node import fused
+from mpiring.wire.node.stages import Lengths
 
 from devices import deferred, local
 from wire import reference

@@ -29,12 +29,13 @@ from mpiring.plan import (
     verify,
 )
 from mpiring.plan.segments import Segments
-from mpiring.wire import agree, custom, rooted
 from mpiring.wire.arrays import NUMPY
 from mpiring.wire.arrays.mapped import Place
-from mpiring.wire.calls import at_address, told
-from mpiring.wire.execute import Position
-from mpiring.wire.operands import Operand
+from mpiring.wire.arrays.operands import Operand
+from mpiring.wire.collectives import custom, rooted
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.opening import agree
+from mpiring.wire.opening.calls import at_address, told
 
 from plan.written import CASES, written
 from wire import reference

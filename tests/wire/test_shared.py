@@ -18,16 +18,16 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire import fused, unnamed
-from mpiring.wire.agree import PAYLOAD_BYTES
 from mpiring.wire.arrays import NUMPY, mapped
 from mpiring.wire.arrays.mapped import Place, locate
-from mpiring.wire.calls import Call, at_address, facts_of, with_facts
-from mpiring.wire.execute import Position
-from mpiring.wire.gather import allgather
-from mpiring.wire.rooted import broadcast, reduce
-from mpiring.wire.shared import empty, place_of
-from mpiring.wire.unnamed import Backing
+from mpiring.wire.collectives.gather import allgather
+from mpiring.wire.collectives.rooted import broadcast, reduce
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node import fused, unnamed
+from mpiring.wire.node.shared import empty, place_of
+from mpiring.wire.node.unnamed import Backing
+from mpiring.wire.opening.agree import PAYLOAD_BYTES
+from mpiring.wire.opening.calls import Call, at_address, facts_of, with_facts
 
 from wire import reference
 from wire.interleaving import protocols, seeds

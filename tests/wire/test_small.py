@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mpiring.errors import RingError
-from mpiring.wire import rooted, small
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.execute import Position
+from mpiring.wire.collectives import rooted, small
+from mpiring.wire.execute.steps import Position
 
 from devices import deferred, local
 from wire import reference

@@ -15,10 +15,12 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from mpiring.wire import arithmetic, fused, repeated, staged, stages, unnamed, ways
-from mpiring.wire.execute import Position
-from mpiring.wire.repeated import Repeated
-from mpiring.wire.stages import Lengths
+from mpiring.wire.collectives import repeated
+from mpiring.wire.collectives.repeated import Repeated
+from mpiring.wire.execute.steps import Position
+from mpiring.wire.node import fused, staged, stages, unnamed, ways
+from mpiring.wire.node.stages import Lengths
+from mpiring.wire.reduce import arithmetic
 
 from devices import deferred, local
 from wire import reference, test_peers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mpiring.wire.tuning import (
+from mpiring.wire.settings.tuning import (
     DEFAULTS,
     NAMES,
     NETWORK,

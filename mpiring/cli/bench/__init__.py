@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mpiring.cli import USAGE, UsageError, find_job, leave_together, one_voice
 from mpiring.cli.quantities import argument, as_bytes, as_seconds
 from mpiring.plan import COLLECTIVES
-from mpiring.wire.arithmetic import OPS
+from mpiring.wire.reduce.arithmetic import OPS
 
 from .settings import ALL, MEMORIES, NAMES_OF_DTYPES, NONE, ORDERS, PEER_NAMES, ask
 

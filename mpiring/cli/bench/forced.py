@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpiring.wire.loaded import Library, find_library
+from mpiring.wire.gpu_aware.loaded import Library, find_library
 
 from .peers import Mpi
 from .task import Task

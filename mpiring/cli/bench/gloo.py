@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpiring.wire.packages import install
+from mpiring.wire.settings.packages import install
 
 from .inputs import Array
 from .peers import divided

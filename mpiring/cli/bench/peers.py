@@ -26,7 +26,7 @@ import numpy as np
 
 from mpiring.cli.quantities import size_text
 from mpiring.plan.segments import pieces
-from mpiring.wire.arithmetic import HALVES
+from mpiring.wire.reduce.arithmetic import HALVES
 
 from .inputs import Array
 from .lecture import Lecture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpiring import __version__
-from mpiring.wire.loaded import find_library
+from mpiring.wire.gpu_aware.loaded import find_library
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -16,9 +16,9 @@ import mpiring
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.quantities import size_text
 from mpiring.cli.tune.words import settings_text
-from mpiring.wire.files import try_to_write
-from mpiring.wire.loaded import find_library
-from mpiring.wire.tuning import DEFAULTS
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.settings.files import try_to_write
+from mpiring.wire.settings.tuning import DEFAULTS
 
 from . import forced, gloo, ours, record, table
 from .inputs import Numbers, as_dtype

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mpiring.cli import UsageError
 from mpiring.plan import COLLECTIVES
-from mpiring.wire.arithmetic import DTYPES, OPS, check_op
+from mpiring.wire.reduce.arithmetic import DTYPES, OPS, check_op
 
 ALL, NONE = "all", "none"
 REDUCING = ("allreduce", "reduce_scatter", "reduce")

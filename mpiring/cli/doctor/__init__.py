@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from mpiring import __version__
 from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.device import find_gpus
-from mpiring.wire.launchers import find_ancestors
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.loaded import Library
+from mpiring.wire.settings.launchers import find_ancestors
 
 from . import (
     device_probe,

@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpiring.device import find_gpus
-from mpiring.wire import device_support
-from mpiring.wire.cross_memory import (
+from mpiring.wire.gpu_aware import decision
+from mpiring.wire.gpu_aware.decision import Found, decode, encode
+from mpiring.wire.gpu_aware.evidence import find_facts
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.node.cross_memory import (
     TOKEN_BYTES,
     Reach,
     is_known,
     let_peers_reach,
     try_all,
 )
-from mpiring.wire.device_evidence import find_facts
-from mpiring.wire.device_support import Found, decode, encode
-from mpiring.wire.loaded import find_library
-from mpiring.wire.unnamed import Backing
+from mpiring.wire.node.unnamed import Backing
 
 from . import machine
 
@@ -139,7 +139,7 @@ def threads_name(mpi: Any, level: int) -> str:
 def find_transport() -> Found | str:
     """How this rank would have device memory travel."""
     try:
-        return decode(encode(device_support.gather()))
+        return decode(encode(decision.gather()))
     except ValueError as error:  # the variable has a wrong value
         return str(error)
 

@@ -25,13 +25,13 @@ from typing import Any
 
 from mpiring import __version__
 from mpiring.device import find_gpus
-from mpiring.wire.packages import CUPY, install
-from mpiring.wire.probe_record import (
+from mpiring.wire.gpu_aware.probe_record import (
     Subject,
     find_cache,
     forget_record,
     write_record,
 )
+from mpiring.wire.settings.packages import CUPY, install
 
 from .finding import OK, PROBLEM, Finding
 from .pair import MARK, SIZES, describe, main

@@ -1,7 +1,7 @@
 """GPUs: is there one, and can the loaded MPI take a pointer into its memory?
 
 Rules: CUDA is never initialised here.  A GPU is known by its device files, an MPI by what it says
-of itself: the sources and what each is worth are those of ``wire/device_evidence.py``, by which a
+of itself: the sources and what each is worth are those of ``wire/gpu_aware/evidence.py``, by which a
 ring decides.  Here ``ompi_info`` is asked besides, which says how Open MPI was built.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from mpiring.wire.device_evidence import Facts, judge_ucx, weigh
-from mpiring.wire.device_support import VARIABLE, Found, agree
-from mpiring.wire.probe_record import SETTINGS
+from mpiring.wire.gpu_aware.decision import VARIABLE, Found, agree
+from mpiring.wire.gpu_aware.evidence import Facts, judge_ucx, weigh
+from mpiring.wire.gpu_aware.probe_record import SETTINGS
 
 from .finding import NOTE, OK, PROBLEM, Finding, name_ranks
 

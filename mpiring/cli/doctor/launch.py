@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpiring.wire import launchers
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.loaded import Library
+from mpiring.wire.settings import launchers
 
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 from .library import own_launcher, same_wire

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from mpiring.wire.loaded import Library, recognise
-from mpiring.wire.packages import MPIS, install
+from mpiring.wire.gpu_aware.loaded import Library, recognise
+from mpiring.wire.settings.packages import MPIS, install
 
 from .finding import NOTE, OK, PROBLEM, Finding, count
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpiring.wire.cross_memory import VARIABLE, is_wanted
+from mpiring.wire.node.cross_memory import VARIABLE, is_wanted
 
 from .finding import NOTE, OK, PROBLEM, Finding, as_ranges, count, name_ranks
 

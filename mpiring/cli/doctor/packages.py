@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 
-from mpiring.wire.packages import CUPY, install
+from mpiring.wire.settings.packages import CUPY, install
 
 from .finding import OK, PROBLEM, Finding
 

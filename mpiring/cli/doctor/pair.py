@@ -21,8 +21,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mpiring.device import choose_device
-from mpiring.wire.loaded import find_library
-from mpiring.wire.probe_record import find_subject
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.gpu_aware.probe_record import find_subject
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from mpiring.wire.device_evidence import Facts
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.evidence import Facts
+from mpiring.wire.gpu_aware.loaded import Library
 
 from .child import NodeFacts, RankFacts, main
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpiring.cli.tune.words import settings_text
-from mpiring.wire.profiles import ADVICE, NONE, VARIABLE, find, find_path
-from mpiring.wire.tuning import NETWORK, NODE
+from mpiring.wire.settings.profiles import ADVICE, NONE, VARIABLE, find, find_path
+from mpiring.wire.settings.tuning import NETWORK, NODE
 
 from .finding import NOTE, OK, PROBLEM, Finding, count
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.loaded import Library
 
 from .finding import NOTE, OK, Finding, count
 

@@ -2,7 +2,7 @@
 
 Here is the command line.  :mod:`~mpiring.cli.tune.settings` checks it, :mod:`~mpiring.cli.tune.run` is the run,
 :mod:`~mpiring.cli.tune.contests` the measuring, which is that of :mod:`mpiring.cli.bench`, and
-:mod:`~mpiring.cli.tune.choice` the rule.  What a profile is: :mod:`mpiring.wire.profiles`.
+:mod:`~mpiring.cli.tune.choice` the rule.  What a profile is: :mod:`mpiring.wire.settings.profiles`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from mpiring.cli.bench.inputs import Numbers
 from mpiring.cli.bench.measure import OURS, Case, Clock, case, measure
 from mpiring.cli.bench.settings import sizes
 from mpiring.cli.bench.task import Buffers, Task
-from mpiring.wire import small
-from mpiring.wire.tuning import DEFAULTS, MOST_SMALL_BYTES, NODE, Tuning
+from mpiring.wire.collectives import small
+from mpiring.wire.settings.tuning import DEFAULTS, MOST_SMALL_BYTES, NODE, Tuning
 
 from .choice import Times, by_limit, choose, stays
 from .rings import Rings

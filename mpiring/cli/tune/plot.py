@@ -9,7 +9,7 @@ from typing import Any
 
 from mpiring.cli import UsageError
 from mpiring.cli.quantities import size_text
-from mpiring.wire.tuning import WHOLE
+from mpiring.wire.settings.tuning import WHOLE
 
 from .contests import Outcome
 from .page import TITLES

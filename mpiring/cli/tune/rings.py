@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from mpiring import Ring
 from mpiring.cli import UsageError
-from mpiring.wire.loaded import find_library
-from mpiring.wire.profiles import NONE, VARIABLE, Entry, write_entry
-from mpiring.wire.tuning import DEFAULTS, Tuning
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.settings.profiles import NONE, VARIABLE, Entry, write_entry
+from mpiring.wire.settings.tuning import DEFAULTS, Tuning
 
 if TYPE_CHECKING:
     from types import TracebackType

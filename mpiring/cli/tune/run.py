@@ -13,8 +13,8 @@ from mpiring.cli import BAD_NEWS, OK, UsageError
 from mpiring.cli.bench import record
 from mpiring.cli.bench.run import Say, progress
 from mpiring.cli.quantities import size_text
-from mpiring.wire import profiles
-from mpiring.wire.profiles import Entry
+from mpiring.wire.settings import profiles
+from mpiring.wire.settings.profiles import Entry
 
 from . import page
 from .choice import judge

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpiring.cli import UsageError
-from mpiring.wire.files import read_small, try_to_write
-from mpiring.wire.profiles import MOST_BYTES, VARIABLE, find_path, parsed
-from mpiring.wire.tuning import WHOLE
+from mpiring.wire.settings.files import read_small, try_to_write
+from mpiring.wire.settings.profiles import MOST_BYTES, VARIABLE, find_path, parsed
+from mpiring.wire.settings.tuning import WHOLE
 
 LEAST_BYTES = 64 << 10  # of the longest buffer: a shorter one has nothing to be cut
 STEP = 4  # from one size to the next

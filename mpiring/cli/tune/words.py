@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpiring.cli.quantities import size_text
-from mpiring.wire.tuning import WHOLE, WHOLE_TEXT, Tuning
+from mpiring.wire.settings.tuning import WHOLE, WHOLE_TEXT, Tuning
 
 
 def value_text(setting: str, value: int) -> str:

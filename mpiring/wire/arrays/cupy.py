@@ -12,7 +12,7 @@ Theory: streams
     a new result         comes from the pool in X's order (it may hand out memory whose last use X has
                          still to do), so S waits for X again
     to MPI               an event is recorded on S; no buffer is MPI's before the event is done
-                         (:mod:`mpiring.wire.device_transport` says when)
+                         (:mod:`mpiring.wire.transport.device` says when)
     out                  X waits for an event recorded on S: what the user queues next comes after
     ===================  ========================================================================
 
@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..arithmetic import Array
+from ..reduce.arithmetic import Array
 from . import cuda_driver, device_kernels
 from .host import Kind, as_dtype, has_own_places
 

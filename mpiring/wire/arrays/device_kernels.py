@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..arithmetic import Array
+from ..reduce.arithmetic import Array
 
 # In a kernel's signature a single letter stands for the type of what it is called with.
 _TYPES = "ABCDEFGHIJKLMNOPQRSTUVWX"
@@ -44,7 +44,7 @@ def fold(cupy: Any, op: str, operands: Sequence[Array], out: Array) -> None:
 
     Args:
         cupy: the module.
-        op: of :data:`mpiring.wire.arithmetic.OPS`; ``"avg"`` sums.
+        op: of :data:`mpiring.wire.reduce.arithmetic.OPS`; ``"avg"`` sums.
         operands: flat arrays of one length and any dtypes, at least one.
         out: may be one of them.
     """

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arithmetic import Array
+from ..reduce.arithmetic import Array
 from . import foreign
 from .cupy import CupyKind
 from .host import Kind

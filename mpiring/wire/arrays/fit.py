@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arithmetic import Array
+from ..reduce.arithmetic import Array
 
 
 def misfit(x: Array, dtype: Any) -> str:

@@ -10,8 +10,8 @@ import importlib
 from math import prod
 from typing import Any
 
-from ..arithmetic import Array
-from ..packages import CUPY, install
+from ..reduce.arithmetic import Array
+from ..settings.packages import CUPY, install
 
 
 def cupy_to_see(what: str, version: str = "") -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ...plan.segments import pieces
-from .. import arithmetic, kernels
-from ..arithmetic import Array
-from ..packages import install
+from ..reduce import arithmetic, kernels
+from ..reduce.arithmetic import Array
+from ..settings.packages import install
 from . import fit
 
 # Below so many bytes calling a kernel costs more than NumPy takes, but for 16-bit floats.
@@ -226,10 +226,10 @@ def combine(
     """Fold flat arrays in host memory from the left and write the result to each of ``outs``, in one pass over memory.
 
     ``out = ((operands[0] op operands[1]) op ...)``, divided by ``size`` and rounded.  By a kernel of ours if there is
-    one and NumPy would be slower (:mod:`mpiring.wire.kernels`); the bits are the same either way.
+    one and NumPy would be slower (:mod:`mpiring.wire.reduce.kernels`); the bits are the same either way.
 
     Args:
-        op, operands, outs, size: see :func:`mpiring.wire.arithmetic.combine`.
+        op, operands, outs, size: see :func:`mpiring.wire.reduce.arithmetic.combine`.
     """
     if len(operands) > kernels.MOST or len(outs) > kernels.MOST:
         _combine_many(op, operands, outs, size)

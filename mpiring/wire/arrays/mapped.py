@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arithmetic import Array
+from ..reduce.arithmetic import Array
 from .host import as_dtype
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
-from ..arithmetic import DTYPES, Array
+from ..reduce.arithmetic import DTYPES, Array
 from . import foreign
 from .cupy import CupyKind
 from .host import Kind, as_dtype

@@ -11,7 +11,7 @@ import pytest
 
 from mpiring.cli.bench import inputs
 from mpiring.cli.bench.inputs import PERIOD, Numbers, as_dtype, fill, spoil, wrong
-from mpiring.wire.arithmetic import DTYPES, OPS, check_op
+from mpiring.wire.reduce.arithmetic import DTYPES, OPS, check_op
 
 SIZES = [2, 3, 4, 5, 8, 16, 31, 100]
 

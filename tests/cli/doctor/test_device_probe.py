@@ -18,8 +18,8 @@ from mpiring.cli.doctor.device_probe import examine, judge_pair, read_line
 from mpiring.cli.doctor.finding import Finding
 from mpiring.cli.doctor.pair import MARK, SIZES, pattern
 from mpiring.cli.doctor.probe import Probe
-from mpiring.wire.loaded import Library
-from mpiring.wire.probe_record import Subject, read_record
+from mpiring.wire.gpu_aware.loaded import Library
+from mpiring.wire.gpu_aware.probe_record import Subject, read_record
 
 from launch import MARK as LAUNCHED
 from launch import find_mpi, job_environment, job_processes, wait_until

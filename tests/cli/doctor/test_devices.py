@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpiring.cli.doctor import devices
-from mpiring.wire.device_evidence import Facts
-from mpiring.wire.device_support import VARIABLE, Found
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.decision import VARIABLE, Found
+from mpiring.wire.gpu_aware.evidence import Facts
+from mpiring.wire.gpu_aware.loaded import Library
 
 NO, YES = {"MPIX_Query_cuda_support": False}, {"MPIX_Query_cuda_support": True}
 

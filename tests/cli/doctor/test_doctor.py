@@ -17,9 +17,9 @@ from mpiring.cli.doctor import launch
 from mpiring.cli.doctor.child import NodeFacts, RankFacts
 from mpiring.cli.doctor.machine import Cores, SharedMemory
 from mpiring.cli.doctor.probe import Probe
-from mpiring.wire.device_evidence import Facts
-from mpiring.wire.device_support import Found
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.decision import Found
+from mpiring.wire.gpu_aware.evidence import Facts
+from mpiring.wire.gpu_aware.loaded import Library
 
 from launch import find_mpi, job_environment
 from launch import launch as launch_job

@@ -6,7 +6,7 @@ import pytest
 
 from mpiring.cli.doctor import launch
 from mpiring.cli.doctor.launch import Launcher, find_launcher
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.loaded import Library
 
 # What launchers set: seen under the wheels' mpirun, or read in the manuals of Slurm and PALS.
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "1"}

@@ -6,7 +6,7 @@ import pytest
 
 from mpiring.cli.doctor import library
 from mpiring.cli.doctor.library import Mpirun, Wheel
-from mpiring.wire.loaded import Library, recognise
+from mpiring.wire.gpu_aware.loaded import Library, recognise
 
 OPEN_MPI = (
     "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiring.cli.doctor.profile import judge_profile
-from mpiring.wire.profiles import Entry, write_entry
-from mpiring.wire.tuning import DEFAULTS, NETWORK
+from mpiring.wire.settings.profiles import Entry, write_entry
+from mpiring.wire.settings.tuning import DEFAULTS, NETWORK
 
 MPI = "Open MPI 5.0.11"
 

@@ -10,7 +10,7 @@ import pytest
 from mpiring.cli.doctor import refusals
 from mpiring.cli.doctor.finding import as_text
 from mpiring.cli.doctor.refusals import Setting, count_cores, judge_root, judge_slots
-from mpiring.wire.loaded import Library
+from mpiring.wire.gpu_aware.loaded import Library
 
 from launch import ENVIRONMENT
 

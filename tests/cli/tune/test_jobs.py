@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpiring.wire.loaded import find_library
-from mpiring.wire.profiles import Entry, parsed, write_entry
-from mpiring.wire.tuning import DEFAULTS, NODE, from_json
+from mpiring.wire.gpu_aware.loaded import find_library
+from mpiring.wire.settings.profiles import Entry, parsed, write_entry
+from mpiring.wire.settings.tuning import DEFAULTS, NODE, from_json
 
 from launch import launch
 
@@ -181,16 +181,16 @@ SILENT = """
 import sys, time
 from mpi4py import MPI
 from mpiring.cli import main
-from mpiring.wire import collectives
+from mpiring.wire.collectives import reductions
 calls = 0
-allreduce = collectives.Collectives.allreduce
+allreduce = reductions.Collectives.allreduce
 def silent(self, *args):
     global calls
     calls += 1
     if calls == 5 and MPI.COMM_WORLD.rank == 1:
         time.sleep(60)
     return allreduce(self, *args)
-collectives.Collectives.allreduce = silent
+reductions.Collectives.allreduce = silent
 sys.exit(main(["tune", "--quick", "--timeout", "1s", "--output", sys.argv[1]]))
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 from mpiring.cli.tune import choice, contests, page, words
 from mpiring.cli.tune.contests import Load, Outcome
-from mpiring.wire.tuning import DEFAULTS, NETWORK, NODE, WHOLE
+from mpiring.wire.settings.tuning import DEFAULTS, NETWORK, NODE, WHOLE
 
 LOADS = [Load("allreduce", 1 << 20), Load("allreduce", 1000)]
 

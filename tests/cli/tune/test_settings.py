@@ -10,7 +10,7 @@ import pytest
 
 from mpiring.cli import main, make_parser
 from mpiring.cli.tune.settings import LENGTHS, WINDOWS, ask, trouble
-from mpiring.wire.tuning import WHOLE
+from mpiring.wire.settings.tuning import WHOLE
 
 
 def asked(*words):

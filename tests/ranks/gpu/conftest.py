@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import mpiring
-from mpiring.wire import device_support
-from mpiring.wire.device_evidence import Clue
+from mpiring.wire.gpu_aware import decision
+from mpiring.wire.gpu_aware.evidence import Clue
 
 from devices import compiled, deferred, local, numerics
 
@@ -92,7 +92,7 @@ def transport(request, where, comm, monkeypatch) -> str:
     """``"staged"``, and ``"direct"`` where the MPI can: on the pretended device, which is host memory, any MPI."""
     if request.param == "direct" and where == "pretended":
         yes = (Clue("yes", "the pretended device is host memory"),)
-        monkeypatch.setattr(device_support, "weigh", lambda *facts: yes)
+        monkeypatch.setattr(decision, "weigh", lambda *facts: yes)
     elif request.param == "direct":
         with mpiring.Ring(comm) as ring:
             how = ring.device_transport

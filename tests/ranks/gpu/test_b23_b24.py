@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mpiring
-from mpiring.wire import device_support
 from mpiring.wire.arrays import CupyKind
-from mpiring.wire.device_evidence import Clue
+from mpiring.wire.gpu_aware import decision
+from mpiring.wire.gpu_aware.evidence import Clue
 
 from devices import cases
 from devices.slow import slow_copy
@@ -44,9 +44,9 @@ def test_b23_an_mpi_that_cannot_take_device_memory(cupy, comm, where):
 def test_b23_forcing_the_device_path_there_is_an_error(cupy, comm, monkeypatch):
     """A clear one, on every rank, and not a crash; the next ring works."""
     no = (Clue("no", "MPIX_Query_cuda_support of this MPI says no"),)
-    monkeypatch.setattr(device_support, "weigh", lambda *facts: no)
+    monkeypatch.setattr(decision, "weigh", lambda *facts: no)
     nothing = Clue("", "no probe has passed here")
-    monkeypatch.setattr(device_support, "find_probe", lambda *about: nothing)
+    monkeypatch.setattr(decision, "find_probe", lambda *about: nothing)
     with pytest.raises(ValueError, match="takes pointers into device memory") as caught:
         mpiring.Ring(comm, device_transport="direct")
     assert len(set(comm.allgather(str(caught.value)))) == 1

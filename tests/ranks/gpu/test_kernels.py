@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpiring.wire.arithmetic import accumulator
 from mpiring.wire.arrays import device_kernels
+from mpiring.wire.reduce.arithmetic import accumulator
 
 from ranks.reference import (
     DTYPES,

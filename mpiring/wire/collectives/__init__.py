@@ -1,0 +1,1 @@
+"""The collectives of one rank: from the user's arrays to the result, as programs."""

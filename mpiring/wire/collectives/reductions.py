@@ -1,0 +1,588 @@
+"""One rank's part of a collective, from the user's array to the result, as a program.
+
+Every collective has the same four parts:
+
+1. *prepare*: look at the arguments, take all memory.  Whatever goes wrong here is kept, not raised;
+2. *open*: the opening exchange tells every rank of all ranks' failures and differences, and all raise alike
+   (promise 5).  After it nothing can fail on one rank alone;
+3. *execute* the schedule;
+4. write the result to where the user wants it.
+
+The path (which schedule) depends only on what the opening exchange has shown to be equal on all ranks, so
+all ranks take the same.
+
+Here are the reductions that leave something on every rank, and what all collectives have in common.  The others:
+:mod:`mpiring.wire.collectives.gather`, :mod:`mpiring.wire.collectives.rooted`, :mod:`mpiring.wire.collectives.custom`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from ...errors import harmless
+from ...plan.catalog import algorithms, schedule
+from ...plan.programs import RankProgram, rank_program
+from ...plan.segments import Segments
+from ..arrays import Kind
+from ..arrays.operands import Operand, flat_input, operand, output
+from ..execute import hierarchy
+from ..execute.memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
+from ..execute.pipeline import execute_in_chunks
+from ..execute.steps import Position, execute
+from ..node import fused
+from ..node.peer_memory import PeerMemory
+from ..node.shared import place_of
+from ..node.stages import Stages
+from ..node.ways import LEAST_BYTES, Ready, Ways
+from ..opening.agree import Heard, Opening
+from ..opening.calls import Call, as_text, difference, facts_of, with_facts
+from ..reduce import arithmetic
+from ..reduce.arithmetic import Array
+from ..settings.tuning import DEFAULTS, NODE, Tuning
+from ..transport.device import Carriage
+from ..transport.protocol import Program, Transport
+from . import small
+
+_MOST_CHUNKS = 1024  # of a segment, and pieces of an array: each costs Python time
+
+# Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
+_SURE_BYTES = 1 << 20
+
+Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
+
+
+class Collectives:
+    """The collectives of one rank of a ring.
+
+    Args:
+        transport: carries the messages.
+        opening: the ring's opening exchange.
+        tag: of the schedules' messages.
+        check: whether calls open with the exchange.
+        library: the MPI's own collectives; none for a transport without MPI.
+        device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
+        tuning: what the paths depend on, the same on every rank.  The opening exchange has room for what is to ride
+            in it.
+        node: gives the ranks that may share memory with this one, itself among them: collective the first time.
+            None: there are none.
+        peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
+        stages: what ordinary arrays that are not long may go through, likewise.
+        least_bytes: arrays of so many bytes, and longer ones, go by the peers' memory, the same on every rank.
+        is_on_node: whether all ranks are on one host.
+
+    Attributes:
+        has_shared: whether ``ring.empty`` has made memory that some ranks share: the same on every rank.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        opening: Opening,
+        tag: int,
+        *,
+        check: bool = True,
+        library: Library | None = None,
+        tuning: Tuning = DEFAULTS[NODE],
+        device_transport: str = "staged",
+        node: Callable[[], tuple[int, ...]] | None = None,
+        peer_memory: PeerMemory | None = None,
+        stages: Stages | None = None,
+        least_bytes: int = LEAST_BYTES,
+        is_on_node: bool = False,
+    ) -> None:
+        self.transport = transport
+        self.ways = Ways(self, peer_memory, stages, least_bytes)
+        self.node = node or (lambda: (transport.rank,))
+        self.carriage = Carriage(transport, device_transport)
+        self.scratch = Scratch()
+        self.tuning = tuning
+        self.small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
+        self.opening = opening
+        self.closing = fused.Closing(transport, tag)
+        self._closings: dict[range, fused.Closing] = {}
+        self.tag = tag
+        self._check = check
+        self._is_on_node = is_on_node and transport.size > 1
+        self.has_shared = False
+        self.library = library
+
+    # ---- the collectives --------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        x: Any,
+        op: Any,
+        out: Any,
+        order: Any,
+        algorithm: Any,
+        position: Position,
+        heard: Heard | None = None,
+    ) -> Program[Array]:
+        """``op`` over all ranks of ``x``; see :meth:`mpiring.Ring.allreduce`.
+
+        Args:
+            heard: what the opening exchange gave, if it is over.
+        """
+        call = Call("allreduce")
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
+        ready = Ready()
+        with call.local():
+            source = operand(x)
+            path = self.path(call, source, op, order, algorithm)
+            target = output(source, out, source.array.shape)
+            flat = flat_input(source, target)
+            segments = Segments(flat.size, self.transport.size)
+
+            def in_messages() -> Memory | InChunks | None:
+                return self.memory(path, source, segments, flat, target.places, op)
+
+            mine = self.riding(call, source, flat, algorithm)
+            if mine is None:
+                if not (call.is_auto and self.ways.are_one_shot(flat.nbytes)):
+                    share(call, source.kind, flat, target.flat)
+                ready = self.ways.prepare(
+                    call, source.kind, flat, target.flat, heard is not None
+                )
+                memory = None if call.hopes else in_messages()
+                self.carry(call, source, path, target.flat)
+            # The MPI reduces in place, in a dtype of its choice.
+            wide = arithmetic.library_dtype(op, source.dtype)
+            total = target.flat
+            if path is None and wide != source.dtype:
+                total = source.kind.empty(flat.size, wide)
+        said = yield from self.open(call, mine or b"", heard=heard)
+        if mine is not None:
+            if all_ride(said, mine):
+                small.combine(source.kind, said, op, order, source.dtype, target.flat)
+                return target.done()
+            memory = in_messages()
+        xs, outs = call.places_of_all(self.transport.size)
+        how = source.kind, op, order, flat, target.flat
+        if self.is_shared(call, flat.size, xs, outs, between_hosts=True):
+            position.phase = "node-shared allreduce"
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            all_out = (
+                all_x if outs == xs else fused.reach(outs, flat.size, source.dtype)
+            )
+            rank = self.transport.rank
+            fused.allreduce(rank, source.kind, op, order, all_x, all_out)
+            yield from self.closing.exchange(position)
+        elif hosts := hierarchy.hosts_of(xs, outs):
+            yield from hierarchy.combine(
+                self, call, hosts, source, op, order, flat, target.places, position
+            )
+        elif (yield from self.ways.allreduce(call, ready, *how, position)):
+            pass
+        elif path is None:
+            assert self.library is not None
+            position.phase = "the MPI's allreduce"
+            total[...] = flat
+            yield from self.library["allreduce"](total, op, wide)
+            source.kind.finish(op, self.transport.size, total, target.flat)
+        else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
+            yield from self.execute(memory, call, source, position)
+        return target.done()
+
+    def reduce_scatter(
+        self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
+    ) -> Program[Array]:
+        """This rank's segment of the reduction; see :meth:`mpiring.Ring.reduce_scatter`."""
+        call = Call("reduce_scatter")
+        home = self.transport.rank
+        mine: bytes | None = None
+        memory: Memory | InChunks | None = None
+        ready = Ready()
+        with call.local():
+            source = operand(x)
+            path = self.path(call, source, op, order, algorithm)
+            segments = Segments(source.array.size, self.transport.size)
+            own = segments[home]
+            target = output(source, out, (own.length,))
+            flat = flat_input(source, target, part=own.slice)
+
+            def at_home(cut: Cut) -> Callable[[int], Array | None]:
+                return lambda segment: (
+                    target.flat[cut[segment].within(own)] if segment == home else None
+                )
+
+            def in_messages() -> Memory | InChunks | None:
+                return self.memory(path, source, segments, flat, at_home, op)
+
+            mine = self.riding(call, source, flat, algorithm)
+            if mine is None:
+                share(call, source.kind, flat)
+                ready = self.ways.prepare(call, source.kind, flat)
+                memory = None if call.hopes else in_messages()
+                self.carry(call, source, path, target.flat)
+            wide = arithmetic.library_dtype(op, source.dtype)
+            total = target.flat
+            if path is None:
+                narrow, widens = flat, wide != source.dtype
+                if widens:
+                    flat = source.kind.empty(narrow.size, wide)
+                    flat[...] = narrow
+                # MPI forbids a result inside the input; MPICH compares addresses, of empty ones too.
+                if widens or total.size == 0 or source.kind.overlaps(flat, total):
+                    total = source.kind.empty(own.length, wide)
+        said = yield from self.open(call, mine or b"")
+        if mine is not None:
+            if all_ride(said, mine):
+                dtype = source.dtype
+                small.combine(
+                    source.kind, said, op, order, dtype, target.flat, own.slice, home
+                )
+                return target.done()
+            memory = in_messages()
+        xs, _ = call.places_of_all(self.transport.size)
+        how = source.kind, op, order, flat, target.flat
+        if self.is_shared(call, flat.size, xs, between_hosts=True):
+            position.phase = "node-shared reduce_scatter"
+            all_x = fused.reach(xs, flat.size, source.dtype)
+            fused.reduce_scatter(home, source.kind, op, order, all_x, target.flat)
+            yield from self.closing.exchange(position)
+        elif hosts := hierarchy.hosts_of(xs):
+            yield from hierarchy.combine(
+                self, call, hosts, source, op, order, flat, at_home, position
+            )
+        elif (yield from self.ways.reduce_scatter(call, ready, *how, position)):
+            pass
+        elif path is None:
+            assert self.library is not None
+            position.phase = "the MPI's reduce_scatter"
+            counts = [segment.length for segment in segments]
+            yield from self.library["reduce_scatter"](flat, op, total, wide, counts)
+            source.kind.finish(op, self.transport.size, total, target.flat)
+        else:
+            memory = yield from self.sure(call, memory, in_messages, flat, position)
+            yield from self.execute(memory, call, source, position)
+        return target.done()
+
+    def barrier(self, position: Position) -> Program[None]:
+        """The opening exchange alone: it ends when it has heard of every rank."""
+        yield from self.open(Call("barrier"), always=True)
+
+    def exchange(
+        self, name: str, text: str, failure: Exception | None
+    ) -> Program[bool]:
+        """Whether all ranks say the same ``text``; raises on all if one fails or calls something else."""
+        call = Call(name)
+        call.failure = failure
+        # The texts may differ and all go on; so they must not stand where the calls are compared.
+        data = text.encode(errors="backslashreplace")  # as a lone surrogate needs it
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        said = yield from self.open(call, digest, always=True)
+        return len(set(said)) == 1
+
+    def open(
+        self,
+        call: Call,
+        payload: bytes = b"",
+        always: bool = False,
+        heard: Heard | None = None,
+    ) -> Program[list[bytes]]:
+        """The opening exchange; raises alike on every rank unless all mean the same and none failed.
+
+        Args:
+            call: what this rank was asked to do.
+            payload: a few bytes for every rank.
+            always: exchange even in a ring that does not check.  A call that may find memory of the others does so.
+            heard: what the exchange gave, if it is over.
+
+        Returns:
+            the ranks' payloads, in rank order; none if there was no exchange.
+        """
+        call.someone_stages = call.stages
+        if not (self._check or always or call.opens):
+            if call.failure is not None:
+                raise harmless(call.take_failure())  # nothing has been sent
+            return []
+        if heard is None:
+            heard = yield from self.opening.exchange(
+                call.text(),
+                call.failure_text(self.transport.rank),
+                with_facts(call, payload),
+            )
+        summary, payloads = heard
+        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
+        if summary.failure is not None:
+            raise harmless(call.error(summary, self.transport.rank))
+        if summary.other is not None:
+            raise harmless(difference(summary))
+        if any(payloads):
+            facts = zip(*map(facts_of, payloads))
+            stages, brings, places, addresses, payloads = map(list, facts)
+            call.someone_stages = any(stages)
+            call.someone_brings, call.all_bring = any(brings), all(brings)
+            if any(map(any, places)):
+                call.all_places = places
+            if any(map(any, addresses)):
+                call.all_addresses = addresses
+        return payloads
+
+    def settle(
+        self, call: Call, nbytes: int, position: Position, is_sure: bool = True
+    ) -> Program[None]:
+        """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
+
+        If that is a lot, or not sure to be had, the ranks agree once more, so that all of them raise.  Else a
+        rank that fails, which can hardly be, breaks its ring.
+        """
+        if nbytes > _SURE_BYTES or not is_sure:
+            yield from self.open(call, always=True)
+        elif call.failure is not None:
+            position.phase = "taking memory for the result"
+            raise call.take_failure()
+
+    # ---- node-shared memory -----------------------------------------------------------------------
+
+    def is_shared(
+        self,
+        call: Call,
+        count: int,
+        *arrays: fused.Places,
+        between_hosts: bool = False,
+    ) -> bool:
+        """Whether a call that has been opened moves no data by message: the same on every rank.
+
+        Args:
+            call: what was asked for.
+            count: elements; where there are none, any path is as good.
+            arrays: for each input or output that the others touch, the ranks' places.
+            between_hosts: whether it may also be asked to share memory within each of several hosts.
+
+        Raises:
+            ValueError: if it was asked to, and cannot.
+        """
+        if fused.are_shared(*arrays):
+            return True
+        if between_hosts and hierarchy.hosts_of(*arrays):
+            return False
+        if call.must_share and count and self.transport.size > 1:
+            raise harmless(ValueError(fused.why_not(call.name, arrays)))
+        return False
+
+    def closing_of(self, ranks: range) -> fused.Closing:
+        """The closing exchange of some ranks, this one among them; kept, as its messages are used again."""
+        if ranks not in self._closings:
+            self._closings[ranks] = fused.Closing(self.transport, self.tag, ranks)
+        return self._closings[ranks]
+
+    def sure(
+        self,
+        call: Call,
+        memory: Memory | InChunks | None,
+        make: Callable[[], Memory | InChunks | None],
+        flat: Array,
+        position: Position,
+    ) -> Program[Memory | InChunks]:
+        """The memory of a schedule, which a rank has not taken yet if it hoped to need none."""
+        if call.all_places or call.all_addresses or call.someone_brings:
+            with call.local():
+                memory = make() if memory is None else memory
+            yield from self.settle(call, flat.nbytes, position)
+        assert memory is not None
+        return memory
+
+    # ---- their common parts -----------------------------------------------------------------------
+
+    def path(
+        self,
+        call: Call,
+        source: Operand,
+        op: Any,
+        order: Any,
+        algorithm: Any,
+        root: int | None = None,
+    ) -> RankProgram | None:
+        """Check the arguments of a reduction and choose its schedule; None for the MPI's own."""
+        call.fields = (
+            ("array", source.description),
+            ("op", as_text(op)),
+            ("order", as_text(order)),
+            ("algorithm", as_text(algorithm)),
+            ("root", str(root)),
+        )
+        arithmetic.check_op(op, source.dtype)
+        note_flushing(call, source)
+        known("order", order, ("ring", "rank"))
+        known("algorithm", algorithm, names_of(call.name))
+        self.need_library(algorithm, source.kind)
+        self.choose(call, algorithm)
+        if algorithm == "mpi":
+            return None
+        wide = arithmetic.accumulator(op, source.dtype) != source.dtype
+        nbytes = source.array.size * source.kind.itemsize(source.dtype)
+        if call.is_free:  # and finds no memory
+            # Wide partials would double a ring's bytes; a direct exchange sends inputs as they are.
+            small = nbytes <= self.tuning.direct_bytes
+            algorithm = "direct" if small or wide or order == "rank" else "ring"
+        size, rank = self.transport.size, self.transport.rank
+        pieces = 0 if root is None else self.pieces(nbytes)
+        return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
+
+    def choose(self, call: Call, algorithm: str) -> None:
+        """Take note of the algorithm asked for.
+
+        What an unchecked ring does may depend on nothing but what all ranks know without a word: not on the memory
+        that this rank passes.  So on one host, and where the ring has made memory that is shared, every call that
+        is free to find some opens; elsewhere none does, and what could be found is left alone.
+        """
+        call.choose(algorithm, self._check or self._is_on_node or self.has_shared)
+
+    def riding(
+        self, call: Call, source: Operand, flat: Array, algorithm: Any
+    ) -> bytes | None:
+        """The flat array as bytes, if it is to ride in the opening exchange."""
+        nbytes = flat.size * source.kind.itemsize(source.dtype)
+        if algorithm != "auto" or nbytes > self.small_bytes:
+            return None
+        call.opens = True  # also where this rank's array cannot ride, and others' do
+        return None if source.kind.is_device else bytes(flat.tobytes())
+
+    def memory(
+        self,
+        path: RankProgram | None,
+        source: Operand,
+        segments: Segments,
+        flat: Array | None,
+        places: Places,
+        op: str,
+        may_cut: bool = True,
+    ) -> Memory | InChunks | None:
+        """The memory of a collective: in chunks where segments are long, None for the MPI's own.
+
+        Schedules that have their own pieces, or are naive on purpose, may not be cut.
+        """
+        if path is None:
+            return None
+        kind, dtype = source.kind, source.dtype
+        length, _ = self.chunking(segments, kind.itemsize(dtype))
+        if segments.longest <= length or not may_cut:
+            return Memory(
+                kind, path, segments, flat, places(segments), op, dtype, self.scratch
+            )
+        return in_chunks(
+            kind,
+            path,
+            segments,
+            flat,
+            places,
+            op,
+            dtype,
+            self.scratch,
+            length,
+            self.tuning.window,
+        )
+
+    def chunking(self, segments: Segments, itemsize: int) -> tuple[int, int]:
+        """How many elements a chunk has, and how many of them are on their way in a channel."""
+        chunk = self.tuning.chunk_bytes // itemsize
+        return max(1, chunk, segments.longest // _MOST_CHUNKS), self.tuning.window
+
+    def execute(
+        self,
+        memory: Memory | InChunks,
+        call: Call,
+        source: Operand,
+        position: Position,
+    ) -> Program[None]:
+        """Run a schedule in the form that its memory is for."""
+        transport = self.carriage.transport(
+            source.kind, call.stages, call.someone_stages
+        )
+        if isinstance(memory, Memory):
+            yield from execute(memory, transport, self.tag, position)
+        else:
+            window = self.tuning.window
+            yield from execute_in_chunks(*memory, transport, self.tag, position, window)
+
+    def pieces(self, nbytes: int) -> int:
+        """How many pieces a buffer of so many bytes is cut into for a chain."""
+        return max(1, min(_MOST_CHUNKS, -(-nbytes // self.tuning.piece_bytes)))
+
+    def need_library(self, algorithm: str, kind: Kind) -> None:
+        """Raise if the MPI's own collective is asked for and cannot be had."""
+        if algorithm != "mpi":
+            return
+        if self.library is None:
+            raise ValueError(
+                "algorithm='mpi' needs a ring over MPI, of one member a process"
+            )
+        if kind.is_device:
+            raise ValueError(
+                "algorithm='mpi' takes host memory only: the MPIs' own collectives crash on device memory, or copy "
+                "it to the host and reduce there; pass 'auto', or a host copy"
+            )
+
+    # ---- device memory ----------------------------------------------------------------------------
+
+    def carry(
+        self, call: Call, source: Operand, path: RankProgram | None, *arrays: Array
+    ) -> None:
+        """Find out how the buffers of a call travel from this rank.
+
+        Takes the memory to stage what a step of the path has under way at one time.
+        """
+        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
+        if call.stages and path is not None:
+            busiest = max(
+                (len(s.sends) + len(s.receives) for s in path.steps), default=0
+            )
+            self.carriage.reserve(source.kind, self.tuning.window * busiest)
+
+
+def note_flushing(call: Call, source: Operand) -> None:
+    """Take note of whether this rank's arithmetic is unlike that of most."""
+    if arithmetic.may_underflow(source.dtype) and not source.kind.is_device:
+        call.flushes = arithmetic.flushes()
+
+
+def all_ride(said: list[bytes], mine: bytes) -> bool:
+    """Whether every rank has brought its bytes; of no bytes nobody can tell."""
+    return mine != b"" and all(len(item) == len(mine) for item in said)
+
+
+def share(call: Call, kind: Kind, *arrays: Array) -> None:
+    """Take note of where the input, and the output if others write it, are in node-shared memory: of both or none."""
+    call.places = (None, None)
+    if call.may_share and all(map(kind.is_flat, arrays)):
+        places = [place_of(kind, array) for array in arrays]
+        if all(places):
+            call.places = places[0], (places[1] if len(places) > 1 else None)
+
+
+@lru_cache(maxsize=128)
+def program_of(
+    collective: str,
+    size: int,
+    rank: int,
+    algorithm: str,
+    order: str,
+    wide: bool,
+    root: int | None = None,
+    segments: int = 0,
+) -> RankProgram:
+    """One rank's part of a schedule by name; kept, since the same calls come again and again."""
+    plan = schedule(
+        collective, size, algorithm=algorithm, order=order, root=root, segments=segments
+    )
+    return rank_program(plan, rank, wide=wide)
+
+
+@lru_cache(maxsize=16)
+def names_of(collective: str) -> tuple[str, ...]:
+    """What ``algorithm`` may be for a collective."""
+    return ("auto", "shared", "mpi", *algorithms(collective))
+
+
+def known(what: str, value: Any, names: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``names``."""
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(
+            f"unknown {what} {value!r}; known: {', '.join(map(repr, names))}"
+        )

@@ -1,0 +1,1 @@
+"""Runs a schedule over a transport: step by step, in chunks, and over several hosts."""

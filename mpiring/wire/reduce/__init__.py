@@ -1,0 +1,1 @@
+"""What an operation means, and the kernels that compute it."""
