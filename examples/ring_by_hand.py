@@ -38,9 +38,11 @@ from mpiring.plan.frames import value_name
 from mpiring.plan.programs import rank_program
 from mpiring.plan.symbolic import Value, ranks_of
 from mpiring.wire.arrays import kind_of
-from mpiring.wire.execute.memory import Memory, Scratch
-from mpiring.wire.execute.steps import Position, execute
+from mpiring.wire.arrays.scratch import Scratch
+from mpiring.wire.execute.memory import Memory
+from mpiring.wire.execute.steps import execute
 from mpiring.wire.transport.mpi import MPITransport
+from mpiring.wire.transport.position import Position
 
 import job
 

@@ -17,11 +17,11 @@ from .errors import RingError, is_harmless
 from .plan.schedules import Schedule
 from .wire.collectives import custom, gather, rooted
 from .wire.collectives.reductions import Collectives
-from .wire.execute.steps import Position
 from .wire.ring.messages import Message
 from .wire.ring.session import Session
 from .wire.transport import mpi
 from .wire.transport.device import Carriage
+from .wire.transport.position import Position
 from .wire.transport.protocol import Program
 
 if TYPE_CHECKING:

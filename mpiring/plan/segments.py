@@ -178,6 +178,9 @@ class Chunks:
         )
 
 
+Cut = Segments | Chunks  # all segments, or one chunk of each
+
+
 def pieces(length: int, limit: int) -> Iterator[Segment]:
     """Cut ``length`` elements into consecutive pieces of at most ``limit``; none for length 0.
 

@@ -35,10 +35,10 @@ import numpy as np
 from ..errors import RingError, harmless
 from ..ring import Ring
 from ..wire.arrays.operands import operand
-from ..wire.execute.steps import Position
 from ..wire.reduce.arithmetic import Array
 from ..wire.transport.device import Carriage
 from ..wire.transport.mpi import TAG_SERVER
+from ..wire.transport.position import Position
 from ..wire.transport.protocol import Program, Request, together, wait
 from .agreement import by_name, check_server, difference, everyone_says, parameter
 from .flat import Flat, groups, named, signature

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mpiring.wire.arrays import cuda_driver
 from mpiring.wire.collectives import custom, rooted
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.ring import messages
 from mpiring.wire.ring.messages import Message
+from mpiring.wire.transport.position import Position
 
 from devices import deferred
 from wire.ranks import Ranks, call

@@ -92,10 +92,10 @@ print("went on")
 def test_a_rank_that_dies_in_the_middle_is_not_waited_for(directory):
     """Killed between the opening and the closing exchange."""
     code = """
-from mpiring.wire.node import fused
+from mpiring.wire.opening import closing
 x = ring.empty(1 << 20)
 if ring.rank == 1:
-    fused.Closing.exchange = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    closing.Closing.exchange = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 ring.allreduce(x, out=x)
 print("went on")
 """

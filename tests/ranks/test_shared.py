@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from mpiring import Ring
 from mpiring.wire.node import fused, unnamed
+from mpiring.wire.opening import closing
 
 from ranks.reference import (
     DTYPES,
@@ -283,7 +284,7 @@ def test_a_rank_that_is_lost_on_the_way_is_named(comm, monkeypatch, timeout):
         yield
 
     if comm.rank == 0:
-        monkeypatch.setattr(fused.Closing, "exchange", stopped)
+        monkeypatch.setattr(closing.Closing, "exchange", stopped)
     text = text_without_rank_0(comm, ring, call)
     assert comm.rank == 0 or "closing exchange" in text, text
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from mpiring.errors import DeadlockError, RingError
 from mpiring.training import parameter_server, updates
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.transport.device import Carriage
 from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.position import Position
 
 from wire.interleaving import chooser, protocols, seeds
 from wire.ranks import kept

@@ -10,10 +10,11 @@ import numpy as np
 from mpiring.plan import Segments, verify
 from mpiring.plan.programs import rank_program
 from mpiring.wire import arrays
+from mpiring.wire.arrays.scratch import Scratch
 from mpiring.wire.execute import memory, pipeline, steps
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.reduce.arithmetic import accumulator
 from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.position import Position
 
 from wire import reference
 from wire.interleaving import chooser
@@ -75,7 +76,7 @@ def check(
                 results.get,
                 op,
                 dtype,
-                memory.Scratch(),
+                Scratch(),
             )
         )
         memories[-1]._slots = Watched(memories[-1]._slots)
@@ -150,7 +151,7 @@ def check_in_chunks(
             places,
             op,
             dtype,
-            memory.Scratch(),
+            Scratch(),
             length,
             window,
         )

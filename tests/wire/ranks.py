@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from mpiring.wire.collectives.gather import allgather
 from mpiring.wire.collectives.reductions import Collectives
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.node.peer_memory import PeerMemory
 from mpiring.wire.node.stages import Stages
 from mpiring.wire.opening.agree import PAYLOAD_BYTES, Opening
 from mpiring.wire.settings import tuning as tunings
 from mpiring.wire.transport.local import LocalNetwork, first
+from mpiring.wire.transport.position import Position
 
 from wire.interleaving import chooser
 

@@ -16,8 +16,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from mpiring.errors import RingError
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.settings.tuning import DEFAULTS, NODE
+from mpiring.wire.transport.position import Position
 
 from wire import reference
 from wire.interleaving import protocols, seeds

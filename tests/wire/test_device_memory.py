@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpiring.wire.arrays import cuda_driver, kind_of
-from mpiring.wire.execute.memory import Scratch
+from mpiring.wire.arrays.scratch import Scratch
 from mpiring.wire.transport import device
 from mpiring.wire.transport.protocol import AnyOf
 

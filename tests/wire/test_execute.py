@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from mpiring.plan import Segments, ring_allreduce, ring_reduce_scatter, verify
 from mpiring.plan.programs import rank_program
 from mpiring.wire.arrays import NUMPY
-from mpiring.wire.execute.memory import Memory, Scratch
-from mpiring.wire.execute.steps import Position, execute
+from mpiring.wire.arrays.scratch import Scratch
+from mpiring.wire.execute.memory import Memory
+from mpiring.wire.execute.steps import execute
 from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.position import Position
 
 from wire import executor
 from wire.interleaving import chooser, protocols, seeds

@@ -20,9 +20,9 @@ from mpiring.plan.hierarchy import hosts_allreduce
 from mpiring.wire.arrays.mapped import Place
 from mpiring.wire.collectives import reductions
 from mpiring.wire.execute import hierarchy
-from mpiring.wire.execute.steps import Position
-from mpiring.wire.node import fused
+from mpiring.wire.opening import closing
 from mpiring.wire.settings.tuning import WHOLE
+from mpiring.wire.transport.position import Position
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -341,7 +341,7 @@ def test_without_the_closing_exchange_this_would_show(monkeypatch):
         return
         yield
 
-    monkeypatch.setattr(fused.Closing, "exchange", nothing)
+    monkeypatch.setattr(closing.Closing, "exchange", nothing)
     assert caught() > 0
 
 

@@ -1,7 +1,8 @@
 """Who may import whom, and who may know what: rules of the layout, read off the source.
 
 The package is a list of layers, and imports only point up it: errors, plan, wire, device, ring, training, cli.
-``plan`` uses the standard library only.  Only ``wire/arrays`` knows the kinds of array.  Importing ``mpiring`` or
+``plan`` uses the standard library only.  The folders of ``wire`` are a list of floors, and imports only point up that,
+too; no files import each other in a circle.  Only ``wire/arrays`` knows the kinds of array.  Importing ``mpiring`` or
 ``mpiring.plan`` starts nothing.
 """
 
@@ -18,6 +19,8 @@ import mpiring
 
 ROOT = Path(mpiring.__file__).parent
 LAYERS = ["errors", "plan", "wire", "device", "ring", "training", "cli"]
+FLOORS = ["settings", "reduce", "arrays", "gpu_aware", "transport", "opening"]
+FLOORS += ["node", "execute", "collectives", "ring"]
 SOURCES = {
     str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.rglob("*.py"))
 }
@@ -53,15 +56,23 @@ def forbidden_imports(path, source):
         )
     if layer not in LAYERS and layer != "__main__":
         return [f"{path}: is in no layer"]
+    if layer == "wire" and Path(path).parts[1] not in [*FLOORS, "__init__.py"]:
+        return [f"{path}: is on no floor"]
     rank = len(LAYERS) if layer == "__main__" else LAYERS.index(layer)
     for line, module in imported(path, source):
         top, _, rest = module.partition(".")
         if top == "mpiring":
-            other = rest.partition(".")[0]
+            other, _, deeper = rest.partition(".")
             if other in LAYERS and LAYERS.index(other) > rank:
                 found.append(
                     f"{path}:{line}: {layer} imports {other}, which is below it"
                 )
+            elif layer == other == "wire":
+                mine, theirs = Path(path).parts[1], deeper.partition(".")[0]
+                if theirs in FLOORS and FLOORS.index(theirs) > FLOORS.index(mine):
+                    found.append(
+                        f"{path}:{line}: wire/{mine} imports wire/{theirs}, which is below it"
+                    )
         elif layer in ("errors", "plan") and top not in sys.stdlib_module_names:
             found.append(f"{path}:{line}: {layer} imports {top}, not standard library")
     return found
@@ -85,7 +96,17 @@ def test_imports_point_up_the_list(path):
         ("plan/cost.py", "if TYPE_CHECKING:\n    from ..ring import Ring"),
         ("errors.py", "from .plan import Schedule"),
         ("wire/node/shared.py", "from ...ring import Ring"),
-        ("wire/deep/er.py", "from ...training import gradients"),
+        ("wire/ring/session.py", "from ...training import gradients"),
+        ("wire/node/shared.py", "from ..collectives.reductions import Collectives"),
+        ("wire/node/shared.py", "from ..collectives import reductions"),
+        ("wire/node/shared.py", "from .. import execute"),
+        ("wire/arrays/host.py", "from mpiring.wire.transport import protocol"),
+        (
+            "wire/opening/member.py",
+            "if TYPE_CHECKING:\n    from ..node.ways import Ways",
+        ),
+        ("wire/deep/er.py", ""),
+        ("wire/shared.py", ""),
         ("ring.py", "from .training.gradients import average_gradients"),
         ("ring.py", "import mpiring.cli"),
         ("wire/node/shared.py", "from ... import device"),
@@ -107,7 +128,7 @@ def test_the_rule_can_be_broken(path, source):
         ),
         (
             "wire/node/shared.py",
-            "import numpy\nfrom mpi4py import MPI\nfrom ..plan import verify",
+            "import numpy\nfrom mpi4py import MPI\nfrom ...plan import verify",
         ),
         ("ring.py", "from .wire import mpi\nfrom .errors import RingError"),
         ("cli/doctor/child.py", "from mpiring.device import find_gpus"),
@@ -118,6 +139,79 @@ def test_the_rule_can_be_broken(path, source):
 )
 def test_the_rule_can_be_kept(path, source):
     assert forbidden_imports(path, source) == []
+
+
+# ---- no circle ----------------------------------------------------------------------------------------
+
+
+def module_of(path):
+    return ".".join(["mpiring", *Path(path).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
+
+
+def circle(sources):
+    """Files that import each other in a circle, in order; none if there is no circle.  Lazy imports do not count."""
+    modules = {module_of(path): path for path in sources}
+    imports = {
+        path: {modules[name] for name in eagerly_imported(path, source, modules)}
+        for path, source in sources.items()
+    }
+    done: set[str] = set()
+
+    def look(path, way):
+        if path in way:
+            return way[way.index(path) :]
+        if path not in done:
+            for other in sorted(imports[path]):
+                if found := look(other, [*way, path]):
+                    return found
+            done.add(path)
+        return []
+
+    return next(filter(None, (look(path, []) for path in sources)), [])
+
+
+def eagerly_imported(path, source, modules):
+    """Of ``modules`` those that a file imports when it is imported, or for its types."""
+    tree = ast.parse(source)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    lazy = {
+        inner.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, functions)
+        for inner in ast.walk(node)
+        if isinstance(inner, (ast.Import, ast.ImportFrom))
+    }
+    found: dict[int, set[str]] = {}
+    for line, module in imported(path, source):
+        if module in modules and line not in lazy:
+            found.setdefault(line, set()).add(module)
+    # Of "from . import name" the package is no part: what counts is the module of that name.
+    return {
+        module
+        for there in found.values()
+        for module in there
+        if not any(other.startswith(module + ".") for other in there)
+    }
+
+
+def test_no_circle():
+    assert circle(SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    "b, found",
+    [
+        ("from .a import x", ["a.py", "b.py"]),
+        ("from . import a", ["a.py", "b.py"]),
+        ("if TYPE_CHECKING:\n    from .a import X", ["a.py", "b.py"]),
+        ("def f():\n    from .a import x", []),
+        ("import os", []),
+    ],
+)
+def test_a_circle_is_seen(b, found):
+    assert circle({"a.py": "from .b import y", "b.py": b}) == found
 
 
 # ---- only wire/arrays knows the kinds of array ------------------------------------------------------

@@ -10,10 +10,10 @@ import pytest
 
 from mpiring.wire.arrays import NUMPY, kind_of
 from mpiring.wire.collectives import rooted
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.ring.messages import Message, exchange
 from mpiring.wire.transport.device import Carriage
 from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.position import Position
 
 from devices import local
 from devices.cases import CASES

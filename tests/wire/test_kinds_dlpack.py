@@ -10,7 +10,7 @@ import pytest
 
 from mpiring.wire.arrays import kind_named, kind_of, libraries_here
 from mpiring.wire.collectives import rooted
-from mpiring.wire.execute.steps import Position
+from mpiring.wire.transport.position import Position
 
 from wire.libraries import OTHERS, STRICT, check
 from wire.ranks import Ranks

@@ -10,10 +10,10 @@ import pytest
 
 from mpiring.wire.arrays import kind_of
 from mpiring.wire.collectives import rooted
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.ring.messages import Message, exchange
 from mpiring.wire.transport.device import Carriage
 from mpiring.wire.transport.local import LocalNetwork
+from mpiring.wire.transport.position import Position
 
 from launch import run
 from wire.libraries import JAX, check, need

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from mpiring.wire.collectives import gather, rooted
 from mpiring.wire.collectives.gather import allgather
 from mpiring.wire.collectives.rooted import broadcast, reduce
-from mpiring.wire.execute.steps import Position
-from mpiring.wire.node import cross_memory, fused, peers, ways
+from mpiring.wire.node import cross_memory, peers, ways
+from mpiring.wire.opening import closing
+from mpiring.wire.transport.position import Position
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -404,7 +405,7 @@ def test_without_the_closing_exchange_this_would_show(monkeypatch):
         return
         yield
 
-    monkeypatch.setattr(fused.Closing, "exchange", nothing)
+    monkeypatch.setattr(closing.Closing, "exchange", nothing)
     wrong = 0
     for seed in range(20):
         try:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from mpiring.plan import Segments, ring_allreduce
 from mpiring.plan.programs import rank_program
 from mpiring.wire.arrays import NUMPY
+from mpiring.wire.arrays.scratch import Scratch
 from mpiring.wire.execute import pipeline
-from mpiring.wire.execute.memory import Scratch, in_chunks
+from mpiring.wire.execute.memory import in_chunks
 
 from wire import executor
 from wire.interleaving import protocols, seeds

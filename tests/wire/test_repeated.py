@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mpiring.wire.collectives.repeated import Repeated
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.node import fused
 from mpiring.wire.node.stages import Lengths
+from mpiring.wire.transport.position import Position
 
 from devices import deferred, local
 from wire import reference

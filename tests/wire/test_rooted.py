@@ -33,9 +33,9 @@ from mpiring.wire.arrays import NUMPY
 from mpiring.wire.arrays.mapped import Place
 from mpiring.wire.arrays.operands import Operand
 from mpiring.wire.collectives import custom, rooted
-from mpiring.wire.execute.steps import Position
 from mpiring.wire.opening import agree
 from mpiring.wire.opening.calls import at_address, told
+from mpiring.wire.transport.position import Position
 
 from plan.written import CASES, written
 from wire import reference

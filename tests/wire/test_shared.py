@@ -22,12 +22,13 @@ from mpiring.wire.arrays import NUMPY, mapped
 from mpiring.wire.arrays.mapped import Place, locate
 from mpiring.wire.collectives.gather import allgather
 from mpiring.wire.collectives.rooted import broadcast, reduce
-from mpiring.wire.execute.steps import Position
-from mpiring.wire.node import fused, unnamed
+from mpiring.wire.node import unnamed
 from mpiring.wire.node.shared import empty, place_of
 from mpiring.wire.node.unnamed import Backing
+from mpiring.wire.opening import closing
 from mpiring.wire.opening.agree import PAYLOAD_BYTES
 from mpiring.wire.opening.calls import Call, at_address, facts_of, with_facts
+from mpiring.wire.transport.position import Position
 
 from wire import reference
 from wire.interleaving import protocols, seeds
@@ -726,7 +727,7 @@ def test_without_the_closing_exchange_this_would_show(monkeypatch):
         return
         yield
 
-    monkeypatch.setattr(fused.Closing, "exchange", nothing)
+    monkeypatch.setattr(closing.Closing, "exchange", nothing)
     wrong = 0
     for seed in range(20):
         try:

@@ -8,7 +8,7 @@ import pytest
 from mpiring.errors import RingError
 from mpiring.wire.arrays import NUMPY
 from mpiring.wire.collectives import rooted, small
-from mpiring.wire.execute.steps import Position
+from mpiring.wire.transport.position import Position
 
 from devices import deferred, local
 from wire import reference

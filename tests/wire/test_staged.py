@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from mpiring.wire.collectives import repeated
 from mpiring.wire.collectives.repeated import Repeated
-from mpiring.wire.execute.steps import Position
-from mpiring.wire.node import fused, staged, stages, unnamed, ways
+from mpiring.wire.node import staged, stages, unnamed, ways
 from mpiring.wire.node.stages import Lengths
+from mpiring.wire.opening import closing
 from mpiring.wire.reduce import arithmetic
+from mpiring.wire.transport.position import Position
 
 from devices import deferred, local
 from wire import reference, test_peers
@@ -193,13 +194,13 @@ def test_a_one_shot_call_has_no_closing_exchange():
             asked: list[int] = []
             xs = [np.ones(count) for _ in range(3)]
             with pytest.MonkeyPatch.context() as patch:
-                honest = fused.Closing.exchange
+                honest = closing.Closing.exchange
 
                 def counted(self, position, asked=asked, honest=honest):
                     asked.append(1)
                     return honest(self, position)
 
-                patch.setattr(fused.Closing, "exchange", counted)
+                patch.setattr(closing.Closing, "exchange", counted)
                 ranks.call(name, lambda r, xs=xs: (xs[r],))
             assert len(asked) == 3 * closings, (name, count)
 
@@ -343,7 +344,7 @@ def test_without_turns_this_would_show(monkeypatch, name):
             return
             yield
 
-        monkeypatch.setattr(fused.Closing, "exchange", nothing)
+        monkeypatch.setattr(closing.Closing, "exchange", nothing)
     else:
         copy = broken(
             stages,

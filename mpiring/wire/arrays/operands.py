@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..execute.memory import Cut
+from ...plan.segments import Cut
 from ..reduce.arithmetic import Array
 from . import Kind, kind_of
 

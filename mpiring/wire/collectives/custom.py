@@ -12,14 +12,14 @@ from typing import Any
 
 from ...plan.programs import RankProgram, rank_program
 from ...plan.schedules import Schedule
-from ...plan.segments import Segments
+from ...plan.segments import Cut, Segments
 from ...plan.verify import verify
 from ..arrays.operands import Operand, Target, flat_input, nowhere, operand, output
-from ..execute.memory import Cut
-from ..execute.steps import Position
+from ..execute.forms import carry, memory_of, run_schedule
 from ..opening.calls import Call
 from ..reduce import arithmetic
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import Program
 from .reductions import Collectives, note_flushing
 from .rooted import broadcast_along
@@ -78,7 +78,8 @@ def run(
                 else None
             )
 
-        memory = member.memory(
+        memory = memory_of(
+            member,
             path,
             source,
             segments,
@@ -87,15 +88,14 @@ def run(
             op if reduces else "max",
             may_cut=False,
         )
-        assert memory is not None
-        member.carry(call, source, path, flat if target is None else target.flat)
+        carry(member, call, source, path, flat if target is None else target.flat)
     yield from member.open(call)
     if not reduces:
         assert target is not None
         mine = target.flat[segments[plan.owned(rank)].slice]
         if not source.kind.same_memory(flat, mine):
             source.kind.copy(flat, mine)
-    yield from member.execute(memory, call, source, position)
+    yield from run_schedule(member, memory, call, source, position)
     return None if target is None else target.done()
 
 

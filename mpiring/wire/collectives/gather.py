@@ -16,10 +16,11 @@ from ...plan.schedules import others
 from ...plan.segments import Segments
 from ..arrays.mapped import Place
 from ..arrays.operands import checked_output, operand, output
-from ..execute.steps import Position
+from ..execute.forms import carry, memory_of, run_schedule
 from ..node import fused, peers
 from ..opening.calls import Call, as_text
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import Program
 from .reductions import Collectives, known, names_of, program_of, share
 
@@ -47,14 +48,14 @@ def allgather(
         if algorithm != "mpi":
             name = "ring" if call.is_free else algorithm
             path = program_of("allgather", size, rank, name, "ring", False)
-        member.carry(call, source, path)
+        carry(member, call, source, path)
         given = -1
         flat = source.kind.flat(source.array)
         share(call, source.kind, source.array)
         written: Array | None = None
         if out is not None:
             wanted = checked_output(source, out)
-            member.carry(call, source, path, wanted)
+            carry(member, call, source, path, wanted)
             if wanted.shape[1:] != trailing or wanted.ndim != max(source.array.ndim, 1):
                 raise ValueError(
                     f"out has shape {wanted.shape}, expected (sum of lengths, "
@@ -101,8 +102,11 @@ def allgather(
             overlaps = source.kind.overlaps(flat, mine)
             source.kind.copy(source.kind.copied(flat) if overlaps else flat, mine)
 
-        way = None if is_shared or places else path
-        memory = member.memory(way, source, segments, None, target.places, "max")
+        memory = None
+        if path is not None and not (is_shared or places):
+            memory = memory_of(
+                member, path, source, segments, None, target.places, "max"
+            )
     yield from member.settle(call, total * width * itemsize, position)
     if is_shared:
         position.phase = "node-shared allgather"
@@ -123,5 +127,5 @@ def allgather(
         whole = source.kind.message(target.flat)
         yield from member.library["allgather"](whole, counts)
     else:
-        yield from member.execute(memory, call, source, position)
+        yield from run_schedule(member, memory, call, source, position)
     return target.done()

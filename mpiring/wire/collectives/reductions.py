@@ -25,56 +25,40 @@ from typing import Any
 from ...errors import harmless
 from ...plan.catalog import algorithms, schedule
 from ...plan.programs import RankProgram, rank_program
-from ...plan.segments import Segments
+from ...plan.segments import Cut, Segments
 from ..arrays import Kind
 from ..arrays.operands import Operand, flat_input, operand, output
 from ..execute import hierarchy
-from ..execute.memory import Cut, InChunks, Memory, Places, Scratch, in_chunks
-from ..execute.pipeline import execute_in_chunks
-from ..execute.steps import Position, execute
+from ..execute.forms import MOST_CHUNKS, carry, memory_of, run_schedule
+from ..execute.memory import InChunks, Memory
 from ..node import fused
 from ..node.peer_memory import PeerMemory
 from ..node.shared import place_of
 from ..node.stages import Stages
 from ..node.ways import LEAST_BYTES, Ready, Ways
 from ..opening.agree import Heard, Opening
-from ..opening.calls import Call, as_text, difference, facts_of, with_facts
+from ..opening.calls import Call, as_text
+from ..opening.member import Member
 from ..reduce import arithmetic
 from ..reduce.arithmetic import Array
-from ..settings.tuning import DEFAULTS, NODE, Tuning
-from ..transport.device import Carriage
+from ..transport.position import Position
 from ..transport.protocol import Program, Transport
 from . import small
-
-_MOST_CHUNKS = 1024  # of a segment, and pieces of an array: each costs Python time
-
-# Memory of this size is there; before more is taken the ranks make sure that each of them has got it.
-_SURE_BYTES = 1 << 20
 
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
 
-class Collectives:
+class Collectives(Member):
     """The collectives of one rank of a ring.
 
     Args:
-        transport: carries the messages.
-        opening: the ring's opening exchange.
-        tag: of the schedules' messages.
-        check: whether calls open with the exchange.
+        transport, opening, tag: as :class:`~mpiring.wire.opening.member.Member` takes them.  The opening exchange has
+            room for what is to ride in it.
         library: the MPI's own collectives; none for a transport without MPI.
-        device_transport: ``"direct"`` or ``"staged"``: how device memory travels, the same on every rank.
-        tuning: what the paths depend on, the same on every rank.  The opening exchange has room for what is to ride
-            in it.
-        node: gives the ranks that may share memory with this one, itself among them: collective the first time.
-            None: there are none.
         peer_memory: what ordinary arrays may go by, on ranks of one host; None: by messages.
         stages: what ordinary arrays that are not long may go through, likewise.
         least_bytes: arrays of so many bytes, and longer ones, go by the peers' memory, the same on every rank.
-        is_on_node: whether all ranks are on one host.
-
-    Attributes:
-        has_shared: whether ``ring.empty`` has made memory that some ranks share: the same on every rank.
+        rest: as a member takes it.
     """
 
     def __init__(
@@ -83,30 +67,15 @@ class Collectives:
         opening: Opening,
         tag: int,
         *,
-        check: bool = True,
         library: Library | None = None,
-        tuning: Tuning = DEFAULTS[NODE],
-        device_transport: str = "staged",
-        node: Callable[[], tuple[int, ...]] | None = None,
         peer_memory: PeerMemory | None = None,
         stages: Stages | None = None,
         least_bytes: int = LEAST_BYTES,
-        is_on_node: bool = False,
+        **rest: Any,
     ) -> None:
-        self.transport = transport
+        super().__init__(transport, opening, tag, **rest)
         self.ways = Ways(self, peer_memory, stages, least_bytes)
-        self.node = node or (lambda: (transport.rank,))
-        self.carriage = Carriage(transport, device_transport)
-        self.scratch = Scratch()
-        self.tuning = tuning
-        self.small_bytes = small.most_bytes(tuning.small_bytes, transport.size)
-        self.opening = opening
-        self.closing = fused.Closing(transport, tag)
-        self._closings: dict[range, fused.Closing] = {}
-        self.tag = tag
-        self._check = check
-        self._is_on_node = is_on_node and transport.size > 1
-        self.has_shared = False
+        self.small_bytes = small.most_bytes(self.tuning.small_bytes, transport.size)
         self.library = library
 
     # ---- the collectives --------------------------------------------------------------------------
@@ -138,7 +107,9 @@ class Collectives:
             segments = Segments(flat.size, self.transport.size)
 
             def in_messages() -> Memory | InChunks | None:
-                return self.memory(path, source, segments, flat, target.places, op)
+                if path is None:
+                    return None
+                return memory_of(self, path, source, segments, flat, target.places, op)
 
             mine = self.riding(call, source, flat, algorithm)
             if mine is None:
@@ -148,7 +119,7 @@ class Collectives:
                     call, source.kind, flat, target.flat, heard is not None
                 )
                 memory = None if call.hopes else in_messages()
-                self.carry(call, source, path, target.flat)
+                carry(self, call, source, path, target.flat)
             # The MPI reduces in place, in a dtype of its choice.
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
@@ -185,7 +156,7 @@ class Collectives:
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             memory = yield from self.sure(call, memory, in_messages, flat, position)
-            yield from self.execute(memory, call, source, position)
+            yield from run_schedule(self, memory, call, source, position)
         return target.done()
 
     def reduce_scatter(
@@ -211,14 +182,16 @@ class Collectives:
                 )
 
             def in_messages() -> Memory | InChunks | None:
-                return self.memory(path, source, segments, flat, at_home, op)
+                if path is None:
+                    return None
+                return memory_of(self, path, source, segments, flat, at_home, op)
 
             mine = self.riding(call, source, flat, algorithm)
             if mine is None:
                 share(call, source.kind, flat)
                 ready = self.ways.prepare(call, source.kind, flat)
                 memory = None if call.hopes else in_messages()
-                self.carry(call, source, path, target.flat)
+                carry(self, call, source, path, target.flat)
             wide = arithmetic.library_dtype(op, source.dtype)
             total = target.flat
             if path is None:
@@ -259,7 +232,7 @@ class Collectives:
             source.kind.finish(op, self.transport.size, total, target.flat)
         else:
             memory = yield from self.sure(call, memory, in_messages, flat, position)
-            yield from self.execute(memory, call, source, position)
+            yield from run_schedule(self, memory, call, source, position)
         return target.done()
 
     def barrier(self, position: Position) -> Program[None]:
@@ -277,66 +250,6 @@ class Collectives:
         digest = hashlib.blake2b(data, digest_size=16).digest()
         said = yield from self.open(call, digest, always=True)
         return len(set(said)) == 1
-
-    def open(
-        self,
-        call: Call,
-        payload: bytes = b"",
-        always: bool = False,
-        heard: Heard | None = None,
-    ) -> Program[list[bytes]]:
-        """The opening exchange; raises alike on every rank unless all mean the same and none failed.
-
-        Args:
-            call: what this rank was asked to do.
-            payload: a few bytes for every rank.
-            always: exchange even in a ring that does not check.  A call that may find memory of the others does so.
-            heard: what the exchange gave, if it is over.
-
-        Returns:
-            the ranks' payloads, in rank order; none if there was no exchange.
-        """
-        call.someone_stages = call.stages
-        if not (self._check or always or call.opens):
-            if call.failure is not None:
-                raise harmless(call.take_failure())  # nothing has been sent
-            return []
-        if heard is None:
-            heard = yield from self.opening.exchange(
-                call.text(),
-                call.failure_text(self.transport.rank),
-                with_facts(call, payload),
-            )
-        summary, payloads = heard
-        # No error has a name here: its traceback would hold itself, this call's arrays and the ring.
-        if summary.failure is not None:
-            raise harmless(call.error(summary, self.transport.rank))
-        if summary.other is not None:
-            raise harmless(difference(summary))
-        if any(payloads):
-            facts = zip(*map(facts_of, payloads))
-            stages, brings, places, addresses, payloads = map(list, facts)
-            call.someone_stages = any(stages)
-            call.someone_brings, call.all_bring = any(brings), all(brings)
-            if any(map(any, places)):
-                call.all_places = places
-            if any(map(any, addresses)):
-                call.all_addresses = addresses
-        return payloads
-
-    def settle(
-        self, call: Call, nbytes: int, position: Position, is_sure: bool = True
-    ) -> Program[None]:
-        """Raise what went wrong since the opening exchange: where its answer was needed to take memory.
-
-        If that is a lot, or not sure to be had, the ranks agree once more, so that all of them raise.  Else a
-        rank that fails, which can hardly be, breaks its ring.
-        """
-        if nbytes > _SURE_BYTES or not is_sure:
-            yield from self.open(call, always=True)
-        elif call.failure is not None:
-            position.phase = "taking memory for the result"
-            raise call.take_failure()
 
     # ---- node-shared memory -----------------------------------------------------------------------
 
@@ -365,12 +278,6 @@ class Collectives:
         if call.must_share and count and self.transport.size > 1:
             raise harmless(ValueError(fused.why_not(call.name, arrays)))
         return False
-
-    def closing_of(self, ranks: range) -> fused.Closing:
-        """The closing exchange of some ranks, this one among them; kept, as its messages are used again."""
-        if ranks not in self._closings:
-            self._closings[ranks] = fused.Closing(self.transport, self.tag, ranks)
-        return self._closings[ranks]
 
     def sure(
         self,
@@ -425,15 +332,6 @@ class Collectives:
         pieces = 0 if root is None else self.pieces(nbytes)
         return program_of(call.name, size, rank, algorithm, order, wide, root, pieces)
 
-    def choose(self, call: Call, algorithm: str) -> None:
-        """Take note of the algorithm asked for.
-
-        What an unchecked ring does may depend on nothing but what all ranks know without a word: not on the memory
-        that this rank passes.  So on one host, and where the ring has made memory that is shared, every call that
-        is free to find some opens; elsewhere none does, and what could be found is left alone.
-        """
-        call.choose(algorithm, self._check or self._is_on_node or self.has_shared)
-
     def riding(
         self, call: Call, source: Operand, flat: Array, algorithm: Any
     ) -> bytes | None:
@@ -444,66 +342,9 @@ class Collectives:
         call.opens = True  # also where this rank's array cannot ride, and others' do
         return None if source.kind.is_device else bytes(flat.tobytes())
 
-    def memory(
-        self,
-        path: RankProgram | None,
-        source: Operand,
-        segments: Segments,
-        flat: Array | None,
-        places: Places,
-        op: str,
-        may_cut: bool = True,
-    ) -> Memory | InChunks | None:
-        """The memory of a collective: in chunks where segments are long, None for the MPI's own.
-
-        Schedules that have their own pieces, or are naive on purpose, may not be cut.
-        """
-        if path is None:
-            return None
-        kind, dtype = source.kind, source.dtype
-        length, _ = self.chunking(segments, kind.itemsize(dtype))
-        if segments.longest <= length or not may_cut:
-            return Memory(
-                kind, path, segments, flat, places(segments), op, dtype, self.scratch
-            )
-        return in_chunks(
-            kind,
-            path,
-            segments,
-            flat,
-            places,
-            op,
-            dtype,
-            self.scratch,
-            length,
-            self.tuning.window,
-        )
-
-    def chunking(self, segments: Segments, itemsize: int) -> tuple[int, int]:
-        """How many elements a chunk has, and how many of them are on their way in a channel."""
-        chunk = self.tuning.chunk_bytes // itemsize
-        return max(1, chunk, segments.longest // _MOST_CHUNKS), self.tuning.window
-
-    def execute(
-        self,
-        memory: Memory | InChunks,
-        call: Call,
-        source: Operand,
-        position: Position,
-    ) -> Program[None]:
-        """Run a schedule in the form that its memory is for."""
-        transport = self.carriage.transport(
-            source.kind, call.stages, call.someone_stages
-        )
-        if isinstance(memory, Memory):
-            yield from execute(memory, transport, self.tag, position)
-        else:
-            window = self.tuning.window
-            yield from execute_in_chunks(*memory, transport, self.tag, position, window)
-
     def pieces(self, nbytes: int) -> int:
         """How many pieces a buffer of so many bytes is cut into for a chain."""
-        return max(1, min(_MOST_CHUNKS, -(-nbytes // self.tuning.piece_bytes)))
+        return max(1, min(MOST_CHUNKS, -(-nbytes // self.tuning.piece_bytes)))
 
     def need_library(self, algorithm: str, kind: Kind) -> None:
         """Raise if the MPI's own collective is asked for and cannot be had."""
@@ -518,22 +359,6 @@ class Collectives:
                 "algorithm='mpi' takes host memory only: the MPIs' own collectives crash on device memory, or copy "
                 "it to the host and reduce there; pass 'auto', or a host copy"
             )
-
-    # ---- device memory ----------------------------------------------------------------------------
-
-    def carry(
-        self, call: Call, source: Operand, path: RankProgram | None, *arrays: Array
-    ) -> None:
-        """Find out how the buffers of a call travel from this rank.
-
-        Takes the memory to stage what a step of the path has under way at one time.
-        """
-        call.stages = self.carriage.stages(source.kind, source.array, *arrays)
-        if call.stages and path is not None:
-            busiest = max(
-                (len(s.sends) + len(s.receives) for s in path.steps), default=0
-            )
-            self.carriage.reserve(source.kind, self.tuning.window * busiest)
 
 
 def note_flushing(call: Call, source: Operand) -> None:

@@ -29,7 +29,6 @@ from ..arrays import NUMPY
 from ..arrays.host import is_plain
 from ..arrays.mapped import Place
 from ..arrays.operands import operand
-from ..execute.steps import Position
 from ..node import fused, peers, staged
 from ..node.shared import place_of
 from ..node.stages import TURNS, turn_after
@@ -38,6 +37,7 @@ from ..opening.calls import Call, at_address, facts_of, told
 from ..opening.rehearsed import Rehearsed
 from ..reduce import arithmetic
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import Program
 from . import small
 from .reductions import Collectives

@@ -31,8 +31,8 @@ from ..arrays.operands import (
     output,
     packed,
 )
+from ..execute.forms import carry, memory_of, run_schedule
 from ..execute.memory import InChunks, Memory
-from ..execute.steps import Position
 from ..node import fused, peers
 from ..node.shared import place_of
 from ..node.ways import Ready
@@ -41,6 +41,7 @@ from ..reduce import arithmetic
 from ..reduce.arithmetic import DTYPES, Array
 from ..settings.arguments import whole_number
 from ..transport.device import until_done
+from ..transport.position import Position
 from ..transport.protocol import Program
 from . import small
 from .reductions import Collectives, all_ride, known, program_of, share
@@ -84,11 +85,13 @@ def reduce(
         places = nowhere if target is None else target.places
 
         def in_messages() -> Memory | InChunks | None:
-            return member.memory(path, source, segments, flat, places, op, False)
+            if path is None:
+                return None
+            return memory_of(member, path, source, segments, flat, places, op, False)
 
         wide = arithmetic.library_dtype(op, source.dtype)
         total = source.kind.empty(flat.size if path is None else 0, wide)
-        member.carry(call, source, path, flat if kept is None else kept)
+        carry(member, call, source, path, flat if kept is None else kept)
         mine = member.riding(call, source, flat, algorithm)
         if mine is None:
             share(call, source.kind, flat)
@@ -118,7 +121,7 @@ def reduce(
         pass
     elif path is not None:
         memory = yield from member.sure(call, memory, in_messages, flat, position)
-        yield from member.execute(memory, call, source, position)
+        yield from run_schedule(member, memory, call, source, position)
     else:
         assert member.library is not None
         position.phase = "the MPI's reduce"
@@ -175,7 +178,7 @@ def broadcast_along(
                 source = packed(source)
             is_filled = not is_root and source.kind.is_array(x)
             nbytes = source.array.size * source.kind.itemsize(source.dtype)
-            member.carry(call, source, choose(nbytes))
+            carry(member, call, source, choose(nbytes))
             if is_filled and not source.kind.is_writeable(source.array):
                 raise ValueError(
                     "x is read-only or its elements share memory, and it would be filled; "
@@ -202,7 +205,7 @@ def broadcast_along(
         with call.local():
             source, target = _like(payloads[root])
             nbytes = target.flat.size * source.kind.itemsize(source.dtype)
-            member.carry(call, source, choose(nbytes))
+            carry(member, call, source, choose(nbytes))
     if any(len(said) == 1 for said in payloads):
         # Where memory is staged some of it is pinned, which may be refused however little it is.
         is_sure = not call.someone_stages
@@ -240,9 +243,11 @@ def broadcast_along(
         return target.done()
     segments = Segments(target.flat.size, path.schedule.segments)
 
-    memory = member.memory(path, source, segments, None, target.places, "max", False)
+    memory = memory_of(
+        member, path, source, segments, None, target.places, "max", False
+    )
     assert memory is not None
-    yield from member.execute(memory, call, source, position)
+    yield from run_schedule(member, memory, call, source, position)
     result = target.done()
     if x is None:
         yield from until_done(kind)  # no stream of the caller's is known

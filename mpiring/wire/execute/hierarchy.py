@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...plan.hierarchy import (
     Hosts,
@@ -37,13 +37,12 @@ from ..arrays.mapped import Place
 from ..arrays.operands import Operand
 from ..node import fused
 from ..opening.calls import Call
+from ..opening.member import Member
 from ..reduce.arithmetic import Array, accumulator
+from ..transport.position import Position
 from ..transport.protocol import Program
+from .forms import chunk_length, run_schedule
 from .memory import Memory, Places, in_chunks
-from .steps import Position
-
-if TYPE_CHECKING:
-    from ..collectives.reductions import Collectives
 
 
 def hosts_of(*arrays: fused.Places) -> Hosts:
@@ -153,7 +152,7 @@ class HostMemory(Memory):
 
 
 def combine(
-    member: Collectives,
+    member: Member,
     call: Call,
     hosts: Hosts,
     source: Operand,
@@ -186,7 +185,7 @@ def combine(
         stores = [outs[r] for r in mine if r != rank and call.name == "allreduce"]
         inputs = dict(zip(mine, reach([xs[r] for r in mine])))
         host = HostArrays(inputs, reach(stores), part.kept, part.finished)
-        length, window = member.chunking(segments, kind.itemsize(wide))
+        length = chunk_length(member, segments, kind.itemsize(wide))
         memory = in_chunks(
             kind,
             part.program,
@@ -197,11 +196,11 @@ def combine(
             dtype,
             member.scratch,
             length,
-            window * _sources(part.program),
+            member.tuning.window * _sources(part.program),
             make=partial(HostMemory, host),
         )
     yield from member.settle(call, flat.nbytes, position)
-    yield from member.execute(memory, call, source, position)
+    yield from run_schedule(member, memory, call, source, position)
     yield from member.closing_of(mine).exchange(position)
 
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 
 from ...plan.schedules import Action, Step
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import AnyOf, Program, Request, Transport
 from .memory import Memory
-from .steps import Position
 
 Channel = tuple[bool, int]  # whether it is for sends, and the other rank
 

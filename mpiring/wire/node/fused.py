@@ -19,17 +19,15 @@ be in one region, so that every rank is known to have mapped it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ...plan.schedules import combination, dissemination
+from ...plan.schedules import combination
 from ...plan.segments import Segments
 from ..arrays import NUMPY, Kind
 from ..arrays.host import by_addresses
 from ..arrays.mapped import Place, region_named
-from ..execute.steps import Position
 from ..reduce.arithmetic import Array
-from ..transport.protocol import Persistent, Program, Transport
 
 Places = Sequence[Place | None]  # of the ranks' arrays, in rank order
 
@@ -138,43 +136,6 @@ def reduce(
         part = Segments(xs[0].size, size)[rank].slice if everyone else slice(None)
         operands = [x[part] for x in in_order(xs, order, root)]
         kind.fold_to_all(op, size, operands, [out[part]])
-
-
-class Closing:
-    """The closing exchange of a ring: a dissemination, like the opening exchange, of one byte.
-
-    Args:
-        transport: carries it.
-        tag: of its messages.
-        ranks: that take part, this one among them; None for all.
-    """
-
-    def __init__(
-        self, transport: Transport, tag: int, ranks: range | None = None
-    ) -> None:
-        self._transport, self._tag = transport, tag
-        self._ranks = range(transport.size) if ranks is None else ranks
-        self._turns: list[tuple[Persistent, Persistent]] | None = None
-
-    def exchange(self, position: Position) -> Program[None]:
-        """End when all ranks have come here."""
-        position.phase = "closing exchange"
-        if self._turns is None:
-            self._turns = list(self._made())
-        for receive, send in self._turns:
-            receive.start()
-            send.start()
-            while not receive.test():
-                yield receive
-            while not send.test():
-                yield send
-
-    def _made(self) -> Iterator[tuple[Persistent, Persistent]]:
-        transport, tag, ranks = self._transport, self._tag, self._ranks
-        for turn in dissemination(ranks.index(transport.rank), len(ranks)):
-            source, dest = ranks[turn.source], ranks[turn.dest]
-            receive = transport.persistent_receive(bytearray(1), source, tag)
-            yield receive, transport.persistent_send(b"\1", dest, tag)
 
 
 def unless_written(xs: Places, outs: Places, starts: Sequence[int]) -> Places:

@@ -20,16 +20,13 @@ import ctypes
 import errno
 import os
 import struct
-from typing import TYPE_CHECKING
 
 from ...errors import RingError
 from ..opening.calls import Call
+from ..opening.member import Member
 from ..transport.protocol import Program
 from . import cross_memory
 from .cross_memory import TOKEN_BYTES, Reach
-
-if TYPE_CHECKING:
-    from ..collectives.reductions import Collectives
 
 # Why what the ranks have tried does not work any more.
 _REASONS = {
@@ -63,7 +60,7 @@ class PeerMemory:
         """Whether the ranks have tried, and can."""
         return bool(self._pids)
 
-    def is_there(self, member: Collectives) -> Program[bool]:
+    def is_there(self, member: Member) -> Program[bool]:
         """Whether every rank may read and write the memory of every other one: the same on all ranks.
 
         Collective the first time: all ranks have to be known to call it.
@@ -103,7 +100,7 @@ class PeerMemory:
             f"{error.strerror}; {_REASONS.get(error.errno or 0, 'it could when the ring tried')}"
         )
 
-    def _trial(self, member: Collectives) -> Program[tuple[list[int], str]]:
+    def _trial(self, member: Member) -> Program[tuple[list[int], str]]:
         """The ranks' pids, and why they cannot reach each other."""
         rank, size = member.transport.rank, member.transport.size
         call = Call("trying the peers' memory")

@@ -33,7 +33,7 @@ from ...plan.schedules import combination, others
 from ...plan.segments import Segments
 from ..arrays import Kind
 from ..arrays.mapped import Place
-from ..execute.memory import Rooms
+from ..arrays.scratch import Rooms
 from ..reduce.arithmetic import Array
 from .peer_memory import PeerMemory
 

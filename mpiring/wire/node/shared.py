@@ -29,22 +29,20 @@ import resource
 import struct
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..arrays import NUMPY
 from ..arrays.mapped import Place, Region, locate, region_named
-from ..execute.steps import Position
 from ..opening.calls import Call
+from ..opening.member import Member
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import Program
 from .unnamed import IDENTITY_BYTES, Backing, mib, refused
 
-if TYPE_CHECKING:
-    from ..collectives.reductions import Collectives
-
 
 def empty(
-    member: Collectives,
+    member: Member,
     shape: Any,
     dtype: Any,
     position: Position,

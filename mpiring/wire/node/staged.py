@@ -20,10 +20,10 @@ from typing import NamedTuple
 from ...plan.schedules import combination
 from ..arrays import NUMPY, Kind
 from ..arrays.host import by_addresses, plain
-from ..execute.steps import Position
+from ..opening.closing import Closing
 from ..reduce.arithmetic import Array, any_order
+from ..transport.position import Position
 from ..transport.protocol import Program
-from .fused import Closing
 from .stages import Passage, Plan
 
 Fold = Callable[[Array, Array], object]  # of a call's flat input and output

@@ -31,6 +31,7 @@ from ...plan.segments import Segments
 from ..arrays import NUMPY
 from ..arrays.mapped import region_named
 from ..opening.calls import Call
+from ..opening.member import Member
 from ..reduce import kernels
 from ..reduce.arithmetic import Array
 from ..transport.protocol import Program
@@ -39,8 +40,7 @@ from .shared import empty, pack_place, place_of, unpack_place
 from .unnamed import Backing
 
 if TYPE_CHECKING:
-    from ..collectives.reductions import Collectives
-    from ..execute.steps import Position
+    from ..transport.position import Position
 
 TURNS = (0, 1)
 
@@ -175,7 +175,7 @@ class Stages:
             self._plans[count, dtype] = plan
         return plan
 
-    def are_there(self, member: Collectives, position: Position) -> Program[bool]:
+    def are_there(self, member: Member, position: Position) -> Program[bool]:
         """Whether every rank has them: the same on all ranks.
 
         Collective the first time: all ranks have to be known to call it.
@@ -202,7 +202,7 @@ class Stages:
 
 
 def _made(
-    member: Collectives, total: int, position: Position, made: list[Backing]
+    member: Member, total: int, position: Position, made: list[Backing]
 ) -> Program[tuple[Array, bool]]:
     """All memory, a region without a gap, and whether the ranks combine alike; None if they do not share memory."""
     size = member.transport.size

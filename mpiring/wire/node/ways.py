@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arrays import Kind
 from ..arrays.mapped import Place
-from ..execute.memory import Rooms
-from ..execute.steps import Position
+from ..arrays.scratch import Rooms
 from ..opening.calls import Call, at_address
+from ..opening.member import Member
 from ..reduce.arithmetic import Array
+from ..transport.position import Position
 from ..transport.protocol import Program
 from . import peers, staged
 from .peer_memory import PeerMemory
 from .stages import Plan, Stages, lengths_for, turn_after
 
 if TYPE_CHECKING:
-    from ..collectives.reductions import Collectives
     from .fused import Places
 
 # From so many bytes on ordinary arrays of one node go by the peers' memory.
@@ -57,7 +57,7 @@ class Ways:
 
     def __init__(
         self,
-        member: Collectives,
+        member: Member,
         peer_memory: PeerMemory | None,
         stages: Stages | None,
         least_bytes: int,

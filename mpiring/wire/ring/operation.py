@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ...errors import is_harmless
-from ..execute.steps import Position
+from ..transport.position import Position
 from ..transport.protocol import Program, Request
 
 T = TypeVar("T")

@@ -27,10 +27,10 @@ from typing import Any, Generic, TypeVar
 from mpi4py import MPI
 
 from ...errors import RingError, RingTimeout, harmless, is_harmless
-from ..execute.steps import Position
 from ..settings.arguments import seconds_of
 from ..transport.communicators import Lease
 from ..transport.mpi import MPITransport
+from ..transport.position import Position
 from ..transport.protocol import Program
 from .guard import Guard
 from .immortal import keep_alive, let_go

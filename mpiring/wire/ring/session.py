@@ -22,7 +22,6 @@ from ..arrays.operands import check_apart
 from ..collectives import small
 from ..collectives.reductions import Collectives
 from ..collectives.repeated import Repeated
-from ..execute.steps import Position
 from ..gpu_aware import decision
 from ..gpu_aware.evidence import find_facts
 from ..node.cross_memory import is_wanted
@@ -36,6 +35,7 @@ from ..reduce import arithmetic
 from ..settings import profiles, tuning
 from ..settings.arguments import seconds_of, whole_number
 from ..transport import communicators, mpi
+from ..transport.position import Position
 from ..transport.protocol import Program, together
 from .guard import refuse_stranger
 from .messages import Message, exchange
