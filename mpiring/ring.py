@@ -158,10 +158,10 @@ class Ring:
             RingTimeout: the ring is broken afterwards.
         """
         op, session = mpi.op_name(op), self._session
-        if not async_op and timeout is None:
-            result = session.repeated(x, op, out, order, algorithm)
-            if result is not None:
-                return result
+        how = op, out, order, algorithm, async_op, timeout
+        result = session.repeated(x, *how)
+        if result is not None:
+            return result
 
         def body(member: Collectives, x: Any, out: Any, at: Position) -> Program[Any]:
             return member.allreduce(x, op, out, order, algorithm, at)

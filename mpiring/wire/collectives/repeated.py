@@ -54,18 +54,21 @@ class Repeated:
 
     def __init__(self, member: Collectives) -> None:
         self._member = member
+        self._is_alone = member.transport.size == 1
         self._seen: dict[Any, _Seen] = {}
 
     def allreduce(
         self, x: Any, op: Any, out: Any, order: Any, algorithm: Any, position: Position
     ) -> Program[Array] | None:
         """The program of :meth:`Collectives.allreduce`, if the call is of the usual kind; else None."""
-        if not is_plain(x, out) or arithmetic.flushes():
+        if not is_plain(x, out):
             return None
         member, ways = self._member, self._member.ways
         way: type[_Seen]
         place, nbytes, is_auto = None, x.nbytes, algorithm == "auto"
-        if is_auto and nbytes <= member.small_bytes:
+        if self._is_alone:
+            way = _Alone
+        elif is_auto and nbytes <= member.small_bytes:
             way = _Riding
         elif is_auto and ways.are_staged(nbytes):
             way = _Staged
@@ -73,7 +76,7 @@ class Repeated:
             way = _Reaching
         else:
             way = _Shared
-        if out is not None and way is not _Riding and x.base is not None:
+        if out is not None and x.base is not None and way not in _WITHOUT_PLACES:
             place = (
                 None if is_auto and ways.are_one_shot(nbytes) else place_of(NUMPY, x)
             )
@@ -117,8 +120,9 @@ class _Seen(ABC):
             member.path(call, source, op, order, algorithm)
             self._text = call.text()
             # What goes by memory needs a call that looks for some.
-            is_free = call.is_free if isinstance(self, _Riding) else call.may_share
-            is_alike = is_free and x.dtype.isnative and self._size > 1
+            way = type(self)
+            is_free = call.is_free if way in _WITHOUT_PLACES else call.may_share
+            is_alike = is_free and x.dtype.isnative
             self.is_usual = is_alike and self._learn(x)
         call.failure = None  # its traceback would hold this call, and with it the ring
 
@@ -181,7 +185,7 @@ class _Riding(_Seen):
         self, x: Array, out: Array | None, place: Place | None, position: Position
     ) -> Program[Array]:
         result = self._result(out)
-        if result is None:
+        if result is None or arithmetic.flushes():
             return (yield from self._ordinary(x, out, position))
         self._mine[...] = x
         heard = yield from self._opening.exchange()
@@ -190,6 +194,26 @@ class _Riding(_Seen):
             self._combine(self._xs, flat)
             return result
         return (yield from self._ordinary(x, result, position, heard))
+
+
+class _Alone(_Seen):
+    """Arrays of a ring of one rank, which are the result."""
+
+    def _learn(self, x: Array) -> bool:
+        return True
+
+    def program(
+        self, x: Array, out: Array | None, place: Place | None, position: Position
+    ) -> Program[Array]:
+        result = self._result(out)
+        if result is None or arithmetic.flushes():
+            return (yield from self._ordinary(x, out, position))
+        result[...] = x
+        return result
+
+
+# What needs to know nothing of the others' memory.
+_WITHOUT_PLACES = (_Alone, _Riding)
 
 
 class _Shared(_Seen):
@@ -207,7 +231,8 @@ class _Shared(_Seen):
         assert out is not None
         there = place if out is x else place_of(NUMPY, out)
         facts, said = told(places=(place, there)), self._opening.said
-        if len(facts) != 1 + len(said[0]):  # an out of other memory
+        is_elsewhere = len(facts) != 1 + len(said[0])  # an out of other memory
+        if is_elsewhere or arithmetic.flushes():
             return (yield from self._ordinary(x, out, position))
         said[self._rank][:] = facts[1:]
         heard = yield from self._opening.exchange()
@@ -244,7 +269,7 @@ class _Staged(_Seen):
         member, closing = self._member, self._member.closing
         stages = member.ways.stages
         result = self._result(out) if stages.are_made else None
-        if result is None:
+        if result is None or arithmetic.flushes():
             return (yield from self._ordinary(x, out, position))
         flat, target = x.reshape(-1), result.reshape(-1)
         if not self._steps:
@@ -274,7 +299,7 @@ class _Reaching(_Seen):
     ) -> Program[Array]:
         member, rank, ways = self._member, self._rank, self._member.ways
         result = self._result(out) if ways.peer_memory.has_tried else None
-        if result is None:
+        if result is None or arithmetic.flushes():
             return (yield from self._ordinary(x, out, position))
         flat, target = x.reshape(-1), result.reshape(-1)
         rooms = ways.rooms(NUMPY, self._dtype)

@@ -190,15 +190,30 @@ class Session:
             programs = [member.open(call) for member in self.members]
         return self.start(name, programs, position, seconds, async_op)
 
-    def repeated(self, x: Any, op: Any, out: Any, order: Any, algorithm: Any) -> Any:
-        """The result of an all-reduce that can do with little around it; None if it has to be an ordinary one."""
-        if self._repeated is None or self._group is not None or self.is_closed:
+    def repeated(
+        self,
+        x: Any,
+        op: Any,
+        out: Any,
+        order: Any,
+        algorithm: Any,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        """What an all-reduce gives that can do with little around it; None if it has to be an ordinary one."""
+        if self._repeated is None or self._group is not None:
             return None
+        seconds = self.timeout
+        if timeout is not None:
+            try:
+                seconds = seconds_of(timeout)
+            except ValueError:  # for all ranks to hear of
+                return None
         position = Position()
         program = self._repeated.allreduce(x, op, out, order, algorithm, position)
         if program is None:
             return None
-        return self.operations.run("allreduce", program, position, self.timeout)
+        return self.start("allreduce", [program], position, seconds, async_op)
 
     def empty(self, shape: Any, dtype: Any, timeout: float | None) -> Any:
         """An array for each member, in memory that all ranks of its node reach."""

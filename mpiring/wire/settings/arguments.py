@@ -39,6 +39,8 @@ def seconds_of(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
+    if type(timeout) in (int, float) and 0 <= timeout < math.inf:  # mostly
+        return float(timeout)
     seconds = math.nan
     # Decimal is a number, and no complex one, but does not call itself real.
     is_number = isinstance(timeout, Number) and not isinstance(timeout, bool)
