@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -72,52 +73,90 @@ def groups(signatures: Iterable[Signature]) -> list[list[Signature]]:
     return list(found.values())
 
 
+class Layout:
+    """Where named arrays are in a flat buffer: one behind the other.
+
+    Args:
+        signatures: of one dtype and kind.
+    """
+
+    def __init__(self, signatures: list[Signature]) -> None:
+        self.signatures = signatures
+        self.names = [item.name for item in signatures]
+        self.shapes = [item.shape for item in signatures]
+        parts = Segments.of_lengths([item.elements for item in signatures])
+        self.count = parts.count
+        self.dtype, self.kind = str(signatures[0].dtype), signatures[0].kind
+        self._cuts = [(part.slice, item.shape) for part, item in zip(parts, signatures)]
+
+    def cut(self, buffer: Array) -> list[Array]:
+        """The arrays as views of a buffer."""
+        return [buffer[part].reshape(shape) for part, shape in self._cuts]
+
+
 class Flat:
     """One flat buffer, and a part of it for each named array.
 
     Args:
-        signatures: of one dtype and kind.
+        layout: of the arrays.
         kind: bound to one of the arrays, so that the buffer is on its device; None where there is none.
 
     Attributes:
-        signatures: the same.
+        layout: the same.
         whole: the buffer as an array that a ring's collectives take, in place.
         shows_copies: whether its views are copies, so that a change of one does not change the buffer.
     """
 
-    def __init__(self, signatures: list[Signature], kind: Kind | None = None) -> None:
-        self.signatures = signatures
-        self._kind = kind_named(signatures[0].kind) if kind is None else kind
-        parts = Segments.of_lengths([item.elements for item in signatures])
-        theirs, buffer = self._kind.new(parts.count, signatures[0].dtype)
+    def __init__(self, layout: Layout, kind: Kind | None = None) -> None:
+        self.layout = layout
+        self._kind = kind_named(layout.kind) if kind is None else kind
+        theirs, buffer = self._kind.new(layout.count, layout.dtype)
         self.whole: Array = buffer if theirs is None else theirs
         self.shows_copies = theirs is None
         self._buffer: Array = buffer
-        # A part as the user sees it, unless a new array is made each time, and as we do.
-        self._parts: dict[str, tuple[Any, Array]] = {
-            item.name: (
-                None if theirs is None else theirs[part.slice].reshape(item.shape),
-                buffer[part.slice].reshape(item.shape),
-            )
-            for item, part in zip(signatures, parts)
-        }
+
+    @cached_property
+    def _parts(self) -> list[Array]:
+        """The arrays as we see them."""
+        return self.layout.cut(self._buffer)
+
+    @cached_property
+    def _theirs(self) -> list[Any]:
+        """The arrays as the user sees them; None for those that are made anew each time."""
+        if self.shows_copies:
+            return [None] * len(self.layout.names)
+        is_ours = self.whole is self._buffer
+        return self._parts if is_ours else self.layout.cut(self.whole)
 
     @property
-    def views(self) -> dict[str, Any]:
-        """The named arrays: views of the buffer, or copies if their kind has none."""
+    def arrays(self) -> list[Any]:
+        """The arrays in their order: views of the buffer, or copies if their kind has none."""
         kind = self._kind.bound(self._buffer)
-        views: dict[str, Any] = {}
-        for name, (theirs, part) in self._parts.items():
+        if kind is NUMPY:
+            return self._theirs
+        arrays = []
+        for theirs, part in zip(self._theirs, self._parts):
             if theirs is None:
                 source = part
                 _, part = kind.new(part.shape, kind.dtype_name(part))
                 kind.copy(source, part)
-            views[name] = kind.finished(theirs, part)
-        return views
+            arrays.append(kind.finished(theirs, part))
+        return arrays
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """The same by name."""
+        return dict(zip(self.layout.names, self.arrays))
 
     def fill(self, arrays: Mapping[str, Any]) -> None:
         """Copy the arrays in, none of them a view of this buffer; what is None or not there becomes zeros."""
-        self._write(self._taken({name: arrays.get(name) for name in self._parts}, []))
+        self.fill_in_order([arrays.get(name) for name in self.layout.names])
+
+    def fill_in_order(self, arrays: Sequence[Any]) -> None:
+        """The same of all arrays in their order."""
+        have_shapes = [getattr(x, "shape", None) for x in arrays] == self.layout.shapes
+        if not (have_shapes and self._kind.join(arrays, self._buffer)):
+            self._write(self._taken(dict(zip(self.layout.names, arrays)), []))
 
     def take_from(self, other: Flat) -> None:
         """Copy all that another one for the same arrays holds."""
@@ -127,7 +166,7 @@ class Flat:
 
     def another(self) -> Flat:
         """Another one for the same arrays, with nothing in it; in the order of the stream that is current now."""
-        return Flat(self.signatures, self._kind.bound(self._buffer))
+        return Flat(self.layout, self._kind.bound(self._buffer))
 
     def copied(self) -> Flat:
         """Another one that holds the same."""
@@ -140,7 +179,7 @@ class Flat:
         kind = self._kind.bound(self._buffer)
         sources = {
             item.name: self._source(item, arrays[item.name], kind, flats)
-            for item in self.signatures
+            for item in self.layout.signatures
             if item.name in arrays
         }
         return _Taken(kind, sources)
@@ -194,8 +233,9 @@ class Flat:
 
     def _write(self, taken: _Taken) -> None:
         kind, sources = taken
-        for name, source in sources.items():
-            kind.copy(source.array, self._parts[name][1])
+        for name, part in zip(self.layout.names, self._parts):
+            if name in sources:
+                kind.copy(sources[name].array, part)
         self._hand_back(kind)
         for source in sources.values():
             if source.kind is not None:

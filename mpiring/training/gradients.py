@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..errors import RingError, harmless
 from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
 from ..wire.arrays.operands import operand
 from ..wire.collectives.reductions import known
 from ..wire.opening.calls import as_text
-from ..wire.reduce.arithmetic import Array, check_op
+from ..wire.reduce.arithmetic import check_op
 from ..wire.settings.arguments import whole_number
 from ..wire.transport import mpi
 from .agreement import everyone_says
-from .flat import Flat, Signature, groups, signature
-from .nests import leaves, rebuilt, shown
+from .flat import Flat, Layout, Signature, groups, signature
+from .nests import in_order, leaves, outline, rebuilt, shown
 
 if TYPE_CHECKING:
     from ..ring import Ring
@@ -63,40 +64,99 @@ def average_gradients(
         return _averaged(grads, ring, op, order, bucket_bytes)
 
 
+class _Look:
+    """What this rank has found out about its gradients, which later calls with gradients like these need not.
+
+    Attributes:
+        texts: their names, in an order that follows from them alone.
+        places: where each is among the nest's gradients.
+        signatures: of each.
+        said: all that has to agree, for the other ranks.
+        failure: what is wrong here, None if nothing is.
+        buckets: what travels together, and the places of that; once all ranks have said the same.
+    """
+
+    def __init__(self, grads: Any, ring: Ring, op: Any, order: Any, most: Any) -> None:
+        self.failure: Exception | None = None
+        self.texts: list[str] = []
+        self.places: list[int] = []
+        self.signatures: list[Signature] = []
+        self.size: int | None = None
+        self.buckets: list[_Bucket] | None = None
+        try:
+            if ring.members > 1:
+                raise RingError(
+                    f"works on rings of one member a process, this one has {ring.members}"
+                )
+            if most is not None:
+                self.size = whole_number("bucket_bytes", most, 1)
+            known("order", order, ("ring", "rank"))
+            check_op(op, "float64")  # whether there is one of that name
+            by_name = leaves(grads)
+            rebuilt(grads, iter(by_name.values()))
+            place = {name: number for number, name in enumerate(by_name)}
+            on: dict[str, tuple[str, str]] = {}
+            for name in in_order(by_name):
+                self.texts.append(shown(name))
+                self.places.append(place[name])
+                found = _signature(self.texts[-1], by_name[name], op, on)
+                self.signatures.append(found)
+        except Exception as error:
+            self.failure = error
+        settings = f"op={op} order={as_text(order)} bucket_bytes={self.size}"
+        # Who has none of a gradient makes zeros of the kind that the others have.
+        has_none = any(item.dtype is None for item in self.signatures)
+        kinds = [*kinds_here(), *libraries_here()] if has_none else []
+        self.said = json.dumps([settings, self.signatures, kinds])
+
+    def cut(self, signatures: list[Signature]) -> list[_Bucket]:
+        """The buckets of gradients that all ranks know."""
+        places = dict(zip(self.texts, self.places))
+        return [
+            _Bucket(Layout(bucket), [places[item.name] for item in bucket])
+            for bucket in _cut(signatures, self.size)
+        ]
+
+
+class _Bucket(NamedTuple):
+    """Gradients that travel together; the places of each among the nest's."""
+
+    layout: Layout
+    places: list[int]
+
+
+# What each ring has averaged, by how it looked.
+_seen: WeakKeyDictionary[Ring, dict[Any, _Look]] = WeakKeyDictionary()
+_MOST = 16  # of a ring
+
+
 def _averaged(
     grads: Any, ring: Ring, op: Any, order: str, bucket_bytes: int | None
 ) -> Any:
-    failure: Exception | None = None
     op = mpi.op_name(op)
-    size: int | None = None
-    by_text: dict[str, Any] = {}
-    signatures: list[Signature] = []
-    places: dict[str, tuple[str, str]] = {}
-    try:
-        if ring.members > 1:
-            raise RingError(
-                f"works on rings of one member a process, this one has {ring.members}"
-            )
-        if bucket_bytes is not None:
-            size = whole_number("bucket_bytes", bucket_bytes, 1)
-        known("order", order, ("ring", "rank"))
-        check_op(op, "float64")  # whether there is one of that name
-        by_name = leaves(grads)
-        rebuilt(grads, by_name)
-        by_text = {shown(name): leaf for name, leaf in by_name.items()}
-        for text, leaf in by_text.items():
-            signatures.append(_signature(text, leaf, op, places))
-    except Exception as error:
-        failure = error
-    settings = f"op={op} order={as_text(order)} bucket_bytes={size}"
-    # Who has none of a gradient makes zeros of the kind that the others have.
-    has_none = any(item.dtype is None for item in signatures)
-    kinds = [*kinds_here(), *libraries_here()] if has_none else []
-    said = json.dumps([settings, signatures, kinds])
-    if not ring.exchange("average_gradients", said, failure):
-        signatures = _merge(everyone_says(ring, said))
-    averaged = _average(by_text, signatures, ring, op, order, size)
-    return rebuilt(grads, {name: averaged.get(shown(name)) for name in by_name})
+    arrays: list[Any] = []
+    seen = _seen.setdefault(ring, {})
+    look, key = None, None
+    # One look is kept for each outline, and for arguments that are alike in type and value.
+    if (found := outline(grads, arrays)) is not None:
+        key = found, op, order, type(bucket_bytes), bucket_bytes
+        try:
+            look = seen.get(key)
+        except TypeError:  # an argument without a hash is a wrong one
+            key = None
+    if look is None:
+        look = _Look(grads, ring, op, order, bucket_bytes)
+        arrays = [] if look.failure else [*leaves(grads).values()]
+    if ring.exchange("average_gradients", look.said, look.failure):
+        look.buckets = buckets = look.buckets or look.cut(look.signatures)
+        if key is not None and key not in seen:
+            if len(seen) >= _MOST:
+                seen.clear()
+            seen[key] = look
+    else:
+        buckets = look.cut(_merge(everyone_says(ring, look.said)))
+    averaged = _average(arrays, buckets, ring, op, order)
+    return rebuilt(grads, iter(averaged))
 
 
 def _signature(
@@ -171,31 +231,28 @@ def _merge(texts: list[str]) -> list[Signature]:
 
 
 def _average(
-    leaves: dict[str, Any],
-    signatures: list[Signature],
-    ring: Ring,
-    op: Any,
-    order: str,
-    bucket_bytes: int | None,
-) -> dict[str, Array]:
+    arrays: list[Any], buckets: list[_Bucket], ring: Ring, op: Any, order: str
+) -> list[Any]:
+    """The averages of a nest's gradients, in the order in which it holds them."""
+    averaged: list[Any] = [None] * len(arrays)
     started = []
-    for bucket in _buckets(signatures, bucket_bytes):
-        brought = [leaves[item.name] for item in bucket]
-        one = next((leaf for leaf in brought if leaf is not None), None)
-        flat = Flat(bucket, None if one is None else operand(one).kind)
-        flat.fill(leaves)
-        work = ring.allreduce(
-            flat.whole, op, out=flat.whole, order=order, async_op=True
-        )
-        started.append((work, flat))
-    averaged: dict[str, Array] = {}
-    for work, flat in started:
-        work.wait()
-        averaged.update(flat.views)
+    for layout, places in buckets:
+        brought = [arrays[place] for place in places]
+        one = next((array for array in brought if array is not None), None)
+        flat = Flat(layout, None if one is None else operand(one).kind)
+        flat.fill_in_order(brought)
+        whole, is_only = flat.whole, len(buckets) == 1
+        work = ring.allreduce(whole, op, out=whole, order=order, async_op=not is_only)
+        started.append((None if is_only else work, flat, places))
+    for work, flat, places in started:
+        if work is not None:
+            work.wait()
+        for place, array in zip(places, flat.arrays):
+            averaged[place] = array
     return averaged
 
 
-def _buckets(
+def _cut(
     signatures: list[Signature], bucket_bytes: int | None
 ) -> Iterator[list[Signature]]:
     """Gradients that travel together: of one dtype and kind, in order of their names."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+
+from ..wire.arrays.host import layouts
 
 Name = tuple[int | str, ...]
 
 
 def leaves(nest: Any) -> dict[Name, Any]:
-    """What a nest of dicts, lists and tuples holds, by name, in an order that follows from the names alone.
+    """What a nest of dicts, lists and tuples holds, by name, in the order in which it holds it.
 
     Raises:
         TypeError, ValueError: for a key that makes no name, or none of its own.
@@ -27,27 +29,72 @@ def leaves(nest: Any) -> dict[Name, Any]:
                 f"two gradients are named {shown(name)}: a name is the value of a key, whatever the key's type"
             )
         found[name] = leaf
-    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
+    return found
 
 
-def rebuilt(nest: Any, values: Mapping[Name, Any], name: Name = ()) -> Any:
-    """The same nest, of the same containers with the same keys, around other values.
+def in_order(names: Iterable[Name]) -> list[Name]:
+    """The names in an order that follows from them alone."""
+    return sorted(names, key=_order)
+
+
+def rebuilt(nest: Any, values: Iterator[Any], name: Name = ()) -> Any:
+    """The same nest, of the same containers with the same keys, around other values, given in the order of its own.
 
     Raises:
         TypeError: naming a container that cannot be made again.
     """
     if isinstance(nest, dict):
         items = {
-            key: rebuilt(value, values, (*name, _plain(key, name)))
-            for key, value in nest.items()
+            key: _rebuilt_part(value, values, key, name) for key, value in nest.items()
         }
         return items if type(nest) is dict else _again(nest, items, name)
     if isinstance(nest, (list, tuple)):
-        parts = [rebuilt(value, values, (*name, i)) for i, value in enumerate(nest)]
+        parts = [_rebuilt_part(v, values, i, name) for i, v in enumerate(nest)]
         if type(nest) is list:
             return parts
         return tuple(parts) if type(nest) is tuple else _again(nest, parts, name)
-    return values[name]
+    return next(values)
+
+
+def _rebuilt_part(part: Any, values: Iterator[Any], key: Any, name: Name) -> Any:
+    if isinstance(part, (dict, list, tuple)):
+        return rebuilt(part, values, (*name, _plain(key, name)))
+    return next(values)
+
+
+def outline(nest: Any, found: list[Any]) -> Any:
+    """What a nest of plain containers around NumPy arrays looks like, as a value; None for any other nest.
+
+    Args:
+        nest: of dicts, lists and tuples.
+        found: its arrays join it, in the order in which it holds them.
+    """
+    kind = type(nest)
+    keys: Any = None
+    values: Collection[Any] = ()
+    if kind is dict:
+        keys, values = tuple(nest), nest.values()
+        if not {*map(type, keys)} <= {str, int}:
+            return None
+    elif kind is list or kind is tuple:
+        values = nest
+    else:
+        return None
+    parts: Any = layouts(values)
+    if parts is not None:
+        found += values
+        return kind, keys, parts
+    parts = []
+    for value in values:
+        if type(value) in (dict, list, tuple):
+            part = outline(value, found)
+        else:
+            part = layouts([value])
+            found.append(value)
+        if part is None:
+            return None
+        parts.append(part)
+    return kind, keys, tuple(parts)
 
 
 def shown(name: Name) -> str:

@@ -41,7 +41,7 @@ from ..wire.transport.mpi import TAG_SERVER
 from ..wire.transport.position import Position
 from ..wire.transport.protocol import Program, Request, together, wait
 from .agreement import by_name, check_server, difference, everyone_says, parameter
-from .flat import Flat, groups, named, signature
+from .flat import Flat, Layout, groups, named, signature
 from .updates import Update, Updates
 
 _SERVE, _PULL, _PUSH, _DONE, _FAILED = range(5)  # what a rank wants
@@ -93,7 +93,7 @@ class ParameterServer:
             ]
             said = json.dumps({"root": self.root, "mode": mode, "params": signatures})
             self._params = [
-                Flat(group, operand(arrays[group[0].name]).kind)
+                Flat(Layout(group), operand(arrays[group[0].name]).kind)
                 for group in groups(signatures)
             ]
             self._grads = [flat.another() for flat in self._params]
@@ -176,7 +176,7 @@ class ParameterServer:
         """
         self._check_worker("push")
         signatures = {
-            item.name: item for flat in self._grads for item in flat.signatures
+            item.name: item for flat in self._grads for item in flat.layout.signatures
         }
         for name, given in grads.items():
             if name not in signatures:

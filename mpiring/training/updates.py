@@ -62,7 +62,9 @@ class Updates:
             raise TypeError(
                 f"update: returned a {type(returned).__name__}, expected a mapping of named arrays, or None"
             )
-        copies = {i.name for f in self._params if f.shows_copies for i in f.signatures}
+        copies = {
+            i.name for f in self._params if f.shows_copies for i in f.layout.signatures
+        }
         new = {
             name: value
             for name, value in {**given, **(returned or {})}.items()

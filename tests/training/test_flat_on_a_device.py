@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpiring.training.flat import Flat, replace, signature
+from mpiring.training.flat import Flat, Layout, replace, signature
 from mpiring.wire.arrays import kind_of
 
 from devices import local, lookalikes
@@ -22,7 +22,7 @@ def cupy(monkeypatch):
 def flat_of(array, names="a"):
     """A flat buffer for arrays like this one."""
     kind = kind_of(array).bound(kind_of(array).as_array(array))
-    return Flat([signature(name, array) for name in names], kind)
+    return Flat(Layout([signature(name, array) for name in names]), kind)
 
 
 def filled(cupy, value, stream):

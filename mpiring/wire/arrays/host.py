@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -199,6 +199,18 @@ class Kind:
         """A flat piece as bytes that a transport of this kind takes."""
         return piece.view(np.uint8)
 
+    def join(self, arrays: Sequence[Any], out: Array) -> bool:
+        """Copy users' arrays behind each other into a flat buffer, at once; False, and nothing, where that cannot be.
+
+        It can be with NumPy's own arrays of the buffer's dtype.
+        """
+        if {*map(type, arrays), type(out)} != {np.ndarray}:
+            return False
+        if {x.dtype for x in arrays} != {out.dtype}:
+            return False
+        np.concatenate([x.reshape(-1) for x in arrays], out=out)
+        return True
+
     # ---- arithmetic -------------------------------------------------------------------------------
 
     def fold(self, op: str, operands: Sequence[Array], out: Array) -> None:
@@ -218,6 +230,13 @@ class Kind:
 
 
 NUMPY = Kind()
+
+
+def layouts(xs: Collection[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...] | None:
+    """Dtype and shape of each of some NumPy arrays; None if there are none, or others among them."""
+    if set(map(type, xs)) != {np.ndarray}:
+        return None
+    return tuple([(x.dtype, x.shape) for x in xs])
 
 
 def combine(

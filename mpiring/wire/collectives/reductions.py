@@ -37,13 +37,16 @@ from ..node.shared import place_of
 from ..node.stages import Stages
 from ..node.ways import LEAST_BYTES, Ready, Ways
 from ..opening.agree import Heard, Opening
-from ..opening.calls import Call, as_text
+from ..opening.calls import Call, as_text, told
 from ..opening.member import Member
+from ..opening.rehearsed import Rehearsed
 from ..reduce import arithmetic
 from ..reduce.arithmetic import Array
 from ..transport.position import Position
 from ..transport.protocol import Program, Transport
 from . import small
+
+_MOST_EXCHANGES = 16  # that are kept
 
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
@@ -77,6 +80,7 @@ class Collectives(Member):
         self.ways = Ways(self, peer_memory, stages, least_bytes)
         self.small_bytes = small.most_bytes(self.tuning.small_bytes, transport.size)
         self.library = library
+        self._exchanges: dict[str, Rehearsed] = {}  # by what they are for
 
     # ---- the collectives --------------------------------------------------------------------------
 
@@ -243,13 +247,31 @@ class Collectives(Member):
         self, name: str, text: str, failure: Exception | None
     ) -> Program[bool]:
         """Whether all ranks say the same ``text``; raises on all if one fails or calls something else."""
-        call = Call(name)
-        call.failure = failure
+        call, size = Call(name), self.transport.size
         # The texts may differ and all go on; so they must not stand where the calls are compared.
-        data = text.encode(errors="backslashreplace")  # as a lone surrogate needs it
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        said = yield from self.open(call, digest, always=True)
+        digest, heard = _digest(text), None
+        if failure is None:
+            if size == 1:
+                return True
+            rehearsed = self._exchanges.get(name)
+            if rehearsed is None:
+                rehearsed = self._rehearsed(call, len(digest))
+            rehearsed.said[self.transport.rank][:] = digest
+            heard = yield from rehearsed.exchange()
+            if heard is None:
+                return all(said == digest for said in rehearsed.said)
+        call.failure = failure
+        said = yield from self.open(call, digest, always=True, heard=heard)
         return len(set(said)) == 1
+
+    def _rehearsed(self, call: Call, length: int) -> Rehearsed:
+        """The opening exchange of such calls, in which all say a payload of that length; it is kept."""
+        if len(self._exchanges) >= _MOST_EXCHANGES:
+            self._exchanges.clear()
+        rank, text = self.transport.rank, call.text()
+        made = Rehearsed(self.opening, rank, text, told(), length)
+        self._exchanges[call.name] = made
+        return made
 
     # ---- node-shared memory -----------------------------------------------------------------------
 
@@ -359,6 +381,13 @@ class Collectives(Member):
                 "algorithm='mpi' takes host memory only: the MPIs' own collectives crash on device memory, or copy "
                 "it to the host and reduce there; pass 'auto', or a host copy"
             )
+
+
+@lru_cache(maxsize=64)
+def _digest(text: str) -> bytes:
+    """What stands for a text of any length."""
+    data = text.encode(errors="backslashreplace")  # as a lone surrogate needs it
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def note_flushing(call: Call, source: Operand) -> None:
