@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..plan.segments import Segments
 from ..wire.arrays import NUMPY, Kind, kind_named, kind_of
+from ..wire.arrays.operands import operand, output
 from ..wire.reduce.arithmetic import Array
 from ..wire.transport.device import Carriage
 from ..wire.transport.protocol import Request
@@ -157,6 +158,24 @@ class Flat:
         have_shapes = [getattr(x, "shape", None) for x in arrays] == self.layout.shapes
         if not (have_shapes and self._kind.join(arrays, self._buffer)):
             self._write(self._taken(dict(zip(self.layout.names, arrays)), []))
+
+    def copy_to(self, arrays: Sequence[Any]) -> list[Any]:
+        """Copy the arrays to others, in their order, of the same shapes, dtype and kind.
+
+        Returns:
+            the others; for one that is None, a view or copy of ours.
+        """
+        copies = []
+        for ours, given in zip(self.arrays, arrays):
+            if given is not None and self._kind is NUMPY:
+                NUMPY.copy(ours, given)
+            elif given is not None:
+                source = operand(ours)
+                target = output(source, given, source.array.shape)
+                source.kind.copy(source.array.reshape(-1), target.flat)
+                target.done()
+            copies.append(ours if given is None else given)
+        return copies
 
     def take_from(self, other: Flat) -> None:
         """Copy all that another one for the same arrays holds."""

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 from ..errors import RingError, harmless
 from ..wire.arrays import NUMPY, kinds_here, libraries_here, needed_for
-from ..wire.arrays.operands import operand
+from ..wire.arrays.host import are_fillable
+from ..wire.arrays.operands import checked_output, operand
 from ..wire.collectives.reductions import known
 from ..wire.opening.calls import as_text
 from ..wire.reduce.arithmetic import check_op
@@ -41,6 +42,7 @@ def average_gradients(
     op: Any = "avg",
     order: str = "ring",
     bucket_bytes: int | None = 25 << 20,
+    out: Any = None,
 ) -> Any:
     """The gradients' average over the ranks of a ring: collective.
 
@@ -52,16 +54,17 @@ def average_gradients(
         order: ``"ring"``, or ``"rank"`` for bits that do not depend on the buckets.
         bucket_bytes: gradients are joined up to this many bytes; larger means fewer calls, smaller means
             less memory (buckets are copies).  None joins all of a dtype.
+        out: ``out=grads`` works in place: the averages are written to the arrays of ``grads``.  None: new arrays.
 
     Returns:
-        the same nest, with this rank's keys and types of containers, of new arrays; None where no rank has a
-        gradient.
+        the same nest, with this rank's keys and types of containers, of new arrays, or of those of ``grads`` in place;
+        None where no rank has a gradient, and a new array where only others have one.
 
     Raises:
         TypeError, ValueError: on every rank, naming the gradient and the ranks.
     """
     with ring.composed("average_gradients"):
-        return _averaged(grads, ring, op, order, bucket_bytes)
+        return _averaged(grads, ring, op, order, bucket_bytes, out)
 
 
 class _Look:
@@ -76,7 +79,9 @@ class _Look:
         buckets: what travels together, and the places of that; once all ranks have said the same.
     """
 
-    def __init__(self, grads: Any, ring: Ring, op: Any, order: Any, most: Any) -> None:
+    def __init__(
+        self, grads: Any, ring: Ring, op: Any, order: Any, most: Any, out: Any
+    ) -> None:
         self.failure: Exception | None = None
         self.texts: list[str] = []
         self.places: list[int] = []
@@ -92,6 +97,10 @@ class _Look:
                 self.size = whole_number("bucket_bytes", most, 1)
             known("order", order, ("ring", "rank"))
             check_op(op, "float64")  # whether there is one of that name
+            if not (out is None or out is grads):
+                raise ValueError(
+                    f"out is another {type(out).__name__}; pass out=grads to work in place, or none"
+                )
             by_name = leaves(grads)
             rebuilt(grads, iter(by_name.values()))
             place = {name: number for number, name in enumerate(by_name)}
@@ -101,6 +110,8 @@ class _Look:
                 self.places.append(place[name])
                 found = _signature(self.texts[-1], by_name[name], op, on)
                 self.signatures.append(found)
+                if out is not None and by_name[name] is not None:
+                    _check_fillable(self.texts[-1], by_name[name])
         except Exception as error:
             self.failure = error
         settings = f"op={op} order={as_text(order)} bucket_bytes={self.size}"
@@ -131,21 +142,22 @@ _MOST = 16  # of a ring
 
 
 def _averaged(
-    grads: Any, ring: Ring, op: Any, order: str, bucket_bytes: int | None
+    grads: Any, ring: Ring, op: Any, order: str, bucket_bytes: int | None, out: Any
 ) -> Any:
     op = mpi.op_name(op)
     arrays: list[Any] = []
     seen = _seen.setdefault(ring, {})
     look, key = None, None
-    # One look is kept for each outline, and for arguments that are alike in type and value.
-    if (found := outline(grads, arrays)) is not None:
-        key = found, op, order, type(bucket_bytes), bucket_bytes
-        try:
+    try:
+        found = outline(grads, arrays)
+        if found is not None and (out is None or out is grads and are_fillable(arrays)):
+            # One is kept for arguments that are alike in type and value.
+            key = found, op, order, type(bucket_bytes), bucket_bytes
             look = seen.get(key)
-        except TypeError:  # an argument without a hash is a wrong one
-            key = None
+    except Exception:  # looking anew finds what is wrong, for all ranks to hear of
+        key = None
     if look is None:
-        look = _Look(grads, ring, op, order, bucket_bytes)
+        look = _Look(grads, ring, op, order, bucket_bytes, out)
         arrays = [] if look.failure else [*leaves(grads).values()]
     if ring.exchange("average_gradients", look.said, look.failure):
         look.buckets = buckets = look.buckets or look.cut(look.signatures)
@@ -155,7 +167,7 @@ def _averaged(
             seen[key] = look
     else:
         buckets = look.cut(_merge(everyone_says(ring, look.said)))
-    averaged = _average(arrays, buckets, ring, op, order)
+    averaged = _average(arrays, buckets, ring, op, order, out is not None)
     return rebuilt(grads, iter(averaged))
 
 
@@ -169,6 +181,18 @@ def _signature(
         except TypeError as error:
             raise TypeError(f"gradient {name}: {error}") from None
     return found
+
+
+def _check_fillable(name: str, leaf: Any) -> None:
+    if not hasattr(leaf, "shape"):
+        raise TypeError(
+            f"gradient {name} is a {type(leaf).__name__}, which out=grads cannot fill; pass an array"
+        )
+    try:
+        checked_output(operand(leaf), leaf)
+    except (TypeError, ValueError) as error:
+        text = f"gradient {name} cannot be filled, as out=grads asks for: {error}"
+        raise type(error)(text) from None
 
 
 # ---- what the ranks have --------------------------------------------------------------------------
@@ -231,7 +255,12 @@ def _merge(texts: list[str]) -> list[Signature]:
 
 
 def _average(
-    arrays: list[Any], buckets: list[_Bucket], ring: Ring, op: Any, order: str
+    arrays: list[Any],
+    buckets: list[_Bucket],
+    ring: Ring,
+    op: Any,
+    order: str,
+    in_place: bool,
 ) -> list[Any]:
     """The averages of a nest's gradients, in the order in which it holds them."""
     averaged: list[Any] = [None] * len(arrays)
@@ -247,7 +276,10 @@ def _average(
     for work, flat, places in started:
         if work is not None:
             work.wait()
-        for place, array in zip(places, flat.arrays):
+        brought = [arrays[place] for place in places]
+        for place, array in zip(
+            places, flat.copy_to(brought) if in_place else flat.arrays
+        ):
             averaged[place] = array
     return averaged
 

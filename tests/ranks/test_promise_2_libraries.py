@@ -196,6 +196,16 @@ def test_average_gradients(comm, ring, library, bucket_bytes):
         check(library, averaged[str(i)], reduced(values, "avg", "rank"), i)
         check(library, grads[str(i)], values[comm.rank], "the input is as it was")
     assert averaged["number"] == sum(range(comm.size)) / comm.size
+    del grads["number"]
+    how = {"order": "rank", "bucket_bytes": bucket_bytes, "out": grads}
+    if not library.fills:
+        with pytest.raises(ValueError, match="cannot be filled, as out=grads asks for"):
+            mpiring.average_gradients(grads, ring, **how)
+        return
+    again = mpiring.average_gradients(grads, ring, **how)
+    for i, values in enumerate(zip(*made)):
+        assert again[str(i)] is grads[str(i)]
+        check(library, grads[str(i)], reduced(values, "avg", "rank"), i)
 
 
 @pytest.mark.ranks(2, 3)

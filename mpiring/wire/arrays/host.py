@@ -239,6 +239,11 @@ def layouts(xs: Collection[Any]) -> tuple[tuple[Any, tuple[int, ...]], ...] | No
     return tuple([(x.dtype, x.shape) for x in xs])
 
 
+def are_fillable(xs: Collection[Any]) -> bool:
+    """Whether NumPy arrays are packed and may be written, as mostly they are."""
+    return all([x.flags.writeable and x.flags.c_contiguous for x in xs])
+
+
 def combine(
     op: str, operands: Sequence[Array], outs: Sequence[Array], size: int = 1
 ) -> None:

@@ -74,6 +74,10 @@ def test_b16_mixed_bucket(cupy, ring, bucket_bytes):
     averaged = mpiring.average_gradients(grads, ring, bucket_bytes=bucket_bytes)
     for (dtype, shape), result in zip(shapes, averaged):
         cases.check(cupy, result, np.full(shape, 1.5, dtype))
+    again = mpiring.average_gradients(grads, ring, bucket_bytes=bucket_bytes, out=grads)
+    for (dtype, shape), grad, result in zip(shapes, grads, again):
+        assert result is grad
+        cases.check(cupy, grad, np.full(shape, 1.5, dtype))
 
 
 @pytest.mark.ranks(2, 3)
