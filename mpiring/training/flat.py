@@ -88,11 +88,16 @@ class Layout:
         parts = Segments.of_lengths([item.elements for item in signatures])
         self.count = parts.count
         self.dtype, self.kind = str(signatures[0].dtype), signatures[0].kind
-        self._cuts = [(part.slice, item.shape) for part, item in zip(parts, signatures)]
+        self._cuts = [part.slice for part in parts]
+        shapes = enumerate(self.shapes)
+        self._shaped = [(place, shape) for place, shape in shapes if len(shape) != 1]
 
     def cut(self, buffer: Array) -> list[Array]:
         """The arrays as views of a buffer."""
-        return [buffer[part].reshape(shape) for part, shape in self._cuts]
+        arrays = [buffer[part] for part in self._cuts]
+        for place, shape in self._shaped:
+            arrays[place] = arrays[place].reshape(shape)
+        return arrays
 
 
 class Flat:

@@ -15,6 +15,8 @@ from ..wire.arrays.host import layouts
 
 Name = tuple[int | str, ...]
 
+_CONTAINERS = (dict, list, tuple)
+
 
 def leaves(nest: Any) -> dict[Name, Any]:
     """What a nest of dicts, lists and tuples holds, by name, in the order in which it holds it.
@@ -45,20 +47,26 @@ def rebuilt(nest: Any, values: Iterator[Any], name: Name = ()) -> Any:
     """
     if isinstance(nest, dict):
         items = {
-            key: _rebuilt_part(value, values, key, name) for key, value in nest.items()
+            key: (
+                rebuilt(value, values, (*name, _plain(key, name)))
+                if isinstance(value, _CONTAINERS)
+                else next(values)
+            )
+            for key, value in nest.items()
         }
         return items if type(nest) is dict else _again(nest, items, name)
-    if isinstance(nest, (list, tuple)):
-        parts = [_rebuilt_part(v, values, i, name) for i, v in enumerate(nest)]
+    if isinstance(nest, _CONTAINERS):
+        parts = [
+            (
+                rebuilt(value, values, (*name, i))
+                if isinstance(value, _CONTAINERS)
+                else next(values)
+            )
+            for i, value in enumerate(nest)
+        ]
         if type(nest) is list:
             return parts
         return tuple(parts) if type(nest) is tuple else _again(nest, parts, name)
-    return next(values)
-
-
-def _rebuilt_part(part: Any, values: Iterator[Any], key: Any, name: Name) -> Any:
-    if isinstance(part, (dict, list, tuple)):
-        return rebuilt(part, values, (*name, _plain(key, name)))
     return next(values)
 
 
@@ -86,7 +94,7 @@ def outline(nest: Any, found: list[Any]) -> Any:
         return kind, keys, parts
     parts = []
     for value in values:
-        if type(value) in (dict, list, tuple):
+        if type(value) in _CONTAINERS:
             part = outline(value, found)
         else:
             part = layouts([value])

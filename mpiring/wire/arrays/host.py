@@ -206,9 +206,11 @@ class Kind:
         """
         if {*map(type, arrays), type(out)} != {np.ndarray}:
             return False
-        if {x.dtype for x in arrays} != {out.dtype}:
+        dtype = out.dtype
+        if not all([x.dtype == dtype for x in arrays]):
             return False
-        np.concatenate([x.reshape(-1) for x in arrays], out=out)
+        flat = [x if x.ndim == 1 else x.reshape(-1) for x in arrays]
+        np.concatenate(flat, out=out)
         return True
 
     # ---- arithmetic -------------------------------------------------------------------------------
