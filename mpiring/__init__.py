@@ -47,7 +47,7 @@ _HOMES = {
     "RingError": ".errors",
     "RingTimeout": ".errors",
     "ScheduleError": ".errors",
-    "Work": ".wire.operations",
+    "Work": ".wire.ring.operations",
     "average_gradients": ".training.gradients",
     "choose_device": ".device",
     "local_rank": ".device",
