@@ -408,6 +408,7 @@ def test_memory_that_is_gone_is_an_error_and_no_crash(comm, monkeypatch):
             call.addresses = (at_address(8),) * 2
 
         monkeypatch.setattr(member.ways, "offer", offers)
+    x = np.ones(60)[::2]  # is offered anew each time
     kind, text = outcome(lambda: ring.allreduce(x, timeout=1 if comm.rank else 0.5))
     if comm.rank == 0:
         assert kind == "RingTimeout", text

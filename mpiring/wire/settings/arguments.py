@@ -13,6 +13,8 @@ from typing import Any
 
 from ...errors import harmless
 
+_LONG_SECONDS = 1e9
+
 
 def whole_number(what: str, value: Any, least: int, most: int | None = None) -> int:
     """``value`` as an int.
@@ -39,7 +41,7 @@ def seconds_of(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    if type(timeout) in (int, float) and 0 <= timeout < math.inf:  # mostly
+    if type(timeout) in (int, float) and 0 <= timeout < _LONG_SECONDS:  # mostly
         return float(timeout)
     seconds = math.nan
     # Decimal is a number, and no complex one, but does not call itself real.
