@@ -373,10 +373,15 @@ class Ring:
         """
         session = self._session
         try:
-            if not isinstance(text, str):
-                raise TypeError(f"text is a {type(text).__name__}, expected a str")
+            for what, given in (("name", name), ("text", text)):
+                if not isinstance(given, str):
+                    raise TypeError(
+                        f"{what} is a {type(given).__name__}, expected a str"
+                    )
             session.refuse_in_group()
+            name, text = str.__str__(name), str.__str__(text)
         except (RingError, TypeError) as error:
+            name = str.__str__(name) if isinstance(name, str) else "exchange"
             failure, text = failure or error, ""
         programs = [member.exchange(name, text, failure) for member in session.members]
         same = session.start(name, programs, Position(), session.timeout)

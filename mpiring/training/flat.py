@@ -173,7 +173,7 @@ class Flat:
         copies = []
         for ours, given in zip(self.arrays, arrays):
             if given is not None and self._kind is NUMPY:
-                NUMPY.copy(ours, given)
+                NUMPY.copy(ours, NUMPY.as_array(given))
             elif given is not None:
                 source = operand(ours)
                 target = output(source, given, source.array.shape)

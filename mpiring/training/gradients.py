@@ -88,6 +88,7 @@ class _Look:
         self.signatures: list[Signature] = []
         self.size: int | None = None
         self.buckets: list[_Bucket] | None = None
+        settings = ""
         try:
             if ring.members > 1:
                 raise RingError(
@@ -97,6 +98,7 @@ class _Look:
                 self.size = whole_number("bucket_bytes", most, 1)
             known("order", order, ("ring", "rank"))
             check_op(op, "float64")  # whether there is one of that name
+            settings = f"op={op} order={as_text(order)} bucket_bytes={self.size}"
             if not (out is None or out is grads):
                 raise ValueError(
                     f"out is another {type(out).__name__}; pass out=grads to work in place, or none"
@@ -114,7 +116,6 @@ class _Look:
                     _check_fillable(self.texts[-1], by_name[name])
         except Exception as error:
             self.failure = error
-        settings = f"op={op} order={as_text(order)} bucket_bytes={self.size}"
         # Who has none of a gradient makes zeros of the kind that the others have.
         has_none = any(item.dtype is None for item in self.signatures)
         kinds = [*kinds_here(), *libraries_here()] if has_none else []

@@ -181,6 +181,71 @@ def test_promise_5_what_cannot_be_filled(comm, ring, wrong, is_warm):
     assert (mine[1] == 1).all()
 
 
+class Quantity(np.ndarray):
+    """An array that takes only its own kind, as those with units do."""
+
+    def __setitem__(self, key, value):
+        if not isinstance(value, Quantity):
+            raise TypeError("no unit")
+        super().__setitem__(key, value)
+
+
+def test_an_array_of_a_derived_type_in_place(comm, ring):
+    for _ in range(2):
+        x = np.full(3, 8.0**comm.rank).view(Quantity)
+        grads = [x, np.ones(2)] if comm.rank else [np.array(x), np.ones(2)]
+        got = average_gradients(grads, ring, op="sum", out=grads)
+        assert got[0] is grads[0]
+        assert (np.array(got[0]) == fingerprint(comm.size)).all()
+
+
+class Speechless(str):
+    """A text that does not say itself."""
+
+    def __str__(self):
+        raise RuntimeError("not this")
+
+
+class Unequal(str):
+    """A text without a hash, equal to any."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other):
+        return True
+
+
+class Mute:
+    def __str__(self):
+        raise RuntimeError("not this")
+
+
+@pytest.mark.parametrize("wrong", ["order", "op"])
+def test_promise_5_an_argument_without_a_text(comm, ring, wrong):
+    grads = [np.ones(3)]
+    for _ in range(2):
+        average_gradients(grads, ring)
+    mine: dict[str, Any] = {wrong: Mute()} if comm.rank == comm.size - 1 else {}
+    assert outcome(lambda: average_gradients(grads, ring, **mine))[0]
+    assert average_gradients(grads, ring)[0].tolist() == [1, 1, 1]
+
+
+def test_exchange_compares_texts_as_what_they_are(comm, ring):
+    is_last = comm.rank == comm.size - 1
+    alone = comm.size == 1
+    said = []
+    for kind in (str, Speechless, Unequal, str):
+        for text in ("a", "a", "b" if is_last else "a", "x" * 200_000):
+            said.append(ring.exchange("something", kind(text)))
+    assert said == [True, True, alone, True] * 4
+    wrong: list[tuple[Any, Any]] = [(5, "a"), ("a", b"a"), ([], None)]
+    for name, text in wrong:
+        mine = (name, text) if is_last else ("something", "a")
+        kind_, told = outcome(lambda: ring.exchange(*mine))
+        assert kind_ == "TypeError" and "expected a str" in told, told
+    assert ring.exchange("something", "a")
+
+
 def test_promise_5_out_is_grads_or_none(comm, ring):
     grads = [np.ones(3)]
     raised_everywhere(

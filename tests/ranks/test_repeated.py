@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mpiring import Ring, RingTimeout
 
+from ranks.denormals import DENORMALS_ARE_ZERO, FLUSH_TO_ZERO, flushing
 from ranks.reference import outcome
 from ranks.test_promise_6_no_silent_hang import meet
+
+BOTH = FLUSH_TO_ZERO | DENORMALS_ARE_ZERO
 
 FORMS = {
     "plain": lambda ring, x: ring.allreduce(x),
@@ -84,6 +89,70 @@ def test_promise_6_a_rank_that_is_missing_is_named(comm, count, is_async):
         kind, text = told
         assert kind == RingTimeout.__name__, told
         assert "in no call of this ring: rank 1" in text, text
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("count", [2, *COUNTS])
+def test_b43_who_flushed_before_and_does_not_now(comm, count):
+    """What was learnt while ranks flushed is no part of later calls, and a difference is told each time."""
+    ring, x = Ring(comm), np.full(count, 1e-310)
+    last = comm.size - 1
+
+    def call(is_flushing):
+        with flushing(BOTH) if is_flushing else nullcontext():
+            return ring.allreduce(x)
+
+    for _ in range(2):
+        assert (call(True).view(np.int64) == 0).all()  # on all ranks
+    for _ in range(2):
+        kind, text = outcome(lambda: call(comm.rank == last))
+        assert kind == "ValueError" and "denormal numbers" in text
+    for _ in range(3):
+        assert (call(False) == comm.size * 1e-310).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_promise_4_a_nan_of_any_form(comm, dtype, op):
+    """Also on a ring of one rank, whose result is its input: the sign and payload of a NaN are of one path's."""
+    ring = Ring(comm)
+    bits = {"float16": 0xFE01, "float32": 0xFFC00001}[dtype]
+    x = np.full(8, bits, np.uint16 if dtype == "float16" else np.uint32).view(dtype)
+    forms = [form(ring, x) for form in FORMS.values() for _ in range(2)]
+    same = [ring.allreduce(x, op, algorithm=a) for a in ("auto", "auto", "direct")]
+    assert len({y.tobytes() for y in forms}) == 1
+    assert len({y.tobytes() for y in same}) == 1 or dtype == "float32"
+
+
+class Wrong:
+    """What is no argument, and fails whatever is asked of it."""
+
+    def fail(self, *_):
+        raise RuntimeError("not this")
+
+    __str__ = __hash__ = __eq__ = __bool__ = fail
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "algorithm": {"algorithm": np.array(["auto", "x"])},
+    "order": {"order": np.array(["ring", "x"])},
+    "async_op": {"async_op": np.ones(2)},
+    "an order without a text": {"order": Wrong()},
+    "an algorithm without a text": {"algorithm": Wrong()},
+    "an async_op that is neither": {"async_op": Wrong()},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("count", COUNTS[:2])
+def test_promise_5_an_argument_that_fails_when_it_is_looked_at(comm, name, count):
+    ring, x = Ring(comm, timeout=20), np.ones(count)
+    for _ in range(2):
+        ring.allreduce(x)
+    mine = WRONG[name] if comm.rank == comm.size - 1 else {}
+    kind, _ = outcome(lambda: ring.allreduce(x, **mine))
+    assert kind
+    assert (ring.allreduce(x) == comm.size).all()
 
 
 @pytest.mark.parametrize("timeout", ["soon", -1, True, float("nan")])

@@ -47,6 +47,7 @@ from ..transport.protocol import Program, Transport
 from . import small
 
 _MOST_EXCHANGES = 16  # that are kept
+_LONG = 64 << 10  # a text that is not kept
 
 Library = dict[str, Callable[..., Program[None]]]  # the MPI's own collectives, by name
 
@@ -80,7 +81,7 @@ class Collectives(Member):
         self.ways = Ways(self, peer_memory, stages, least_bytes)
         self.small_bytes = small.most_bytes(self.tuning.small_bytes, transport.size)
         self.library = library
-        self._exchanges: dict[str, Rehearsed] = {}  # by what they are for
+        self._exchanges: dict[str, _Exchange] = {}  # by what they are for
 
     # ---- the collectives --------------------------------------------------------------------------
 
@@ -248,30 +249,33 @@ class Collectives(Member):
     ) -> Program[bool]:
         """Whether all ranks say the same ``text``; raises on all if one fails or calls something else."""
         call, size = Call(name), self.transport.size
+        kept = self._exchanges.get(name)
         # The texts may differ and all go on; so they must not stand where the calls are compared.
-        digest, heard = _digest(text), None
+        digest = kept.digest if kept and kept.text is text else _digest(text)
+        heard: Heard | None = None
         if failure is None:
             if size == 1:
                 return True
-            rehearsed = self._exchanges.get(name)
-            if rehearsed is None:
-                rehearsed = self._rehearsed(call, len(digest))
-            rehearsed.said[self.transport.rank][:] = digest
-            heard = yield from rehearsed.exchange()
+            if kept is None:
+                kept = self._kept(call, len(digest))
+            kept.text, kept.digest = text if len(text) < _LONG else None, digest
+            said = kept.rehearsed.said
+            said[self.transport.rank][:] = digest
+            heard = yield from kept.rehearsed.exchange()
             if heard is None:
-                return all(said == digest for said in rehearsed.said)
+                return all(each == digest for each in said)
         call.failure = failure
-        said = yield from self.open(call, digest, always=True, heard=heard)
-        return len(set(said)) == 1
+        payloads = yield from self.open(call, digest, always=True, heard=heard)
+        return len(set(payloads)) == 1
 
-    def _rehearsed(self, call: Call, length: int) -> Rehearsed:
-        """The opening exchange of such calls, in which all say a payload of that length; it is kept."""
+    def _kept(self, call: Call, length: int) -> _Exchange:
+        """The exchange of such calls, in which all say a payload of that length."""
         if len(self._exchanges) >= _MOST_EXCHANGES:
             self._exchanges.clear()
         rank, text = self.transport.rank, call.text()
-        made = Rehearsed(self.opening, rank, text, told(), length)
-        self._exchanges[call.name] = made
-        return made
+        kept = _Exchange(Rehearsed(self.opening, rank, text, told(), length))
+        self._exchanges[call.name] = kept
+        return kept
 
     # ---- node-shared memory -----------------------------------------------------------------------
 
@@ -383,7 +387,20 @@ class Collectives(Member):
             )
 
 
-@lru_cache(maxsize=64)
+class _Exchange:
+    """What is kept of exchanges for one purpose.
+
+    Attributes:
+        rehearsed: the opening exchange.
+        text, digest: of the last one, if the text is not long.
+    """
+
+    def __init__(self, rehearsed: Rehearsed) -> None:
+        self.rehearsed = rehearsed
+        self.text: str | None = None
+        self.digest = b""
+
+
 def _digest(text: str) -> bytes:
     """What stands for a text of any length."""
     data = text.encode(errors="backslashreplace")  # as a lone surrogate needs it

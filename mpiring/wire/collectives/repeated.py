@@ -65,7 +65,8 @@ class Repeated:
             return None
         member, ways = self._member, self._member.ways
         way: type[_Seen]
-        place, nbytes, is_auto = None, x.nbytes, algorithm == "auto"
+        place, nbytes = None, x.nbytes
+        is_auto = isinstance(algorithm, str) and algorithm == "auto"
         if self._is_alone:
             way = _Alone
         elif is_auto and nbytes <= member.small_bytes:
@@ -87,9 +88,11 @@ class Repeated:
         try:
             key = (x.dtype, x.shape, op, order, algorithm, way)
             seen = self._seen.get(key)
-        except TypeError:  # an argument without a hash is a wrong one
+        except Exception:  # an argument without a hash is a wrong one
             return None
         if seen is None:
+            if arithmetic.flushes():  # what is said then is not kept
+                return None
             if len(self._seen) >= _MOST:
                 self._seen.clear()
             seen = self._seen[key] = way(member, x, op, order, algorithm)
@@ -197,10 +200,10 @@ class _Riding(_Seen):
 
 
 class _Alone(_Seen):
-    """Arrays of a ring of one rank, which are the result."""
+    """Arrays of a ring of one rank, which are the result, unless they are rounded to it."""
 
     def _learn(self, x: Array) -> bool:
-        return True
+        return arithmetic.accumulator(self._op, self._name) == self._name
 
     def program(
         self, x: Array, out: Array | None, place: Place | None, position: Position

@@ -170,7 +170,7 @@ class Session:
         """
         position = Position()
         call = Call(name)
-        seconds = self.timeout
+        seconds, is_async = self.timeout, False
         # A wrong timeout or list is for all ranks to hear of, like any other argument.
         with call.local():
             self.refuse_in_group()
@@ -184,11 +184,11 @@ class Session:
                 body(member, mine, place, position)
                 for member, mine, place in zip(self.members, inputs, outputs)
             ]
-            if async_op:
+            if is_async := bool(async_op):
                 programs = list(map(as_at_call, programs, inputs))
         if call.failure is not None:
             programs = [member.open(call) for member in self.members]
-        return self.start(name, programs, position, seconds, async_op)
+        return self.start(name, programs, position, seconds, is_async)
 
     def repeated(
         self,
@@ -202,6 +202,8 @@ class Session:
     ) -> Any:
         """What an all-reduce gives that can do with little around it; None if it has to be an ordinary one."""
         if self._repeated is None or self._group is not None:
+            return None
+        if not (async_op is False or async_op is True):
             return None
         seconds = self.timeout
         if timeout is not None:
